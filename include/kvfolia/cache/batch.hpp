@@ -1,0 +1,107 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// A committed step: what kernels read, and the pages it keeps from being reused.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvfolia/cache/cache_state.hpp"
+#include "kvfolia/core/batch_view.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/ids.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+/// Owns the arrays of one step; they never change. Rows are the sequences that the step extended, in
+/// the order of their first extend. Pages that the step gave up stay readable until this batch and
+/// all earlier ones have been destroyed. Batches run in the order of their commits. Move-only;
+/// destroyed by the thread that writes to the cache.
+class Batch {
+ public:
+  Batch() = default;
+  Batch(Batch&& other) noexcept : Batch() { swap(other); }
+  Batch& operator=(Batch&& other) noexcept {
+    Batch(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Batch() {
+    if (state_) state_->end_batch(number_);
+  }
+
+  std::int32_t rows() const { return static_cast<std::int32_t>(sequences_.size()); }
+  /// New tokens over all rows: what the packed arrays of append and attend hold.
+  std::int32_t tokens() const { return query_indptr_.back(); }
+  SeqId sequence(std::int32_t row) const { return sequences_[static_cast<std::size_t>(row)]; }
+  /// To be carried out before the batch's tokens are appended: store.copy(batch.copies(), ...).
+  std::span<const PageCopy> copies() const { return copies_; }
+
+  BatchView view() const {
+    BatchView view;
+    view.rows = rows();
+    view.query_indptr = query_indptr_.data();
+    view.table = {entries_.data(), entry_indptr_.data()};
+    view.lengths = lengths_.data();
+    view.query_pos = query_pos_.data();
+    view.entry_pos = entry_pos_.data();
+    view.slots = slots_.data();
+    return view;
+  }
+  operator BatchView() const { return view(); }
+
+ private:
+  friend class Step;
+
+  Batch(std::shared_ptr<detail::CacheState> state, std::vector<PageCopy> copies)
+      : state_(std::move(state)), copies_(std::move(copies)) {}
+
+  void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules) {
+    const std::int32_t size = rules.page_tokens;
+    sequences_.push_back(id);
+    query_indptr_.push_back(tokens() + sequence.length - start);
+    entry_indptr_.push_back(entry_indptr_.back() + static_cast<std::int32_t>(sequence.pages.size()));
+    lengths_.push_back(sequence.retained());
+    query_pos_.push_back(start);
+    for (const TablePage& page : sequence.pages) {
+      entries_.push_back(page.entry.raw);
+      entry_pos_.push_back(page.begin.value);
+    }
+    // New tokens are the newest ones, so their pages are the last ones.
+    auto page = sequence.pages.end() - ((sequence.length + size - 1) / size - start / size);
+    for (std::int32_t pos = start; pos < sequence.length; ++pos) {
+      if (pos - page->begin.value == size) ++page;
+      slots_.push_back(PhysSlot::make(page->entry, pos - page->begin.value, size).raw);
+    }
+  }
+
+  void swap(Batch& other) noexcept {
+    std::swap(state_, other.state_);
+    std::swap(number_, other.number_);
+    std::swap(sequences_, other.sequences_);
+    std::swap(copies_, other.copies_);
+    std::swap(query_indptr_, other.query_indptr_);
+    std::swap(entry_indptr_, other.entry_indptr_);
+    std::swap(entries_, other.entries_);
+    std::swap(entry_pos_, other.entry_pos_);
+    std::swap(lengths_, other.lengths_);
+    std::swap(query_pos_, other.query_pos_);
+    std::swap(slots_, other.slots_);
+  }
+
+  std::shared_ptr<detail::CacheState> state_;
+  std::int64_t number_ = 0;
+  std::vector<SeqId> sequences_;
+  std::vector<PageCopy> copies_;
+  std::vector<std::int32_t> query_indptr_{0};
+  std::vector<std::int32_t> entry_indptr_{0};
+  std::vector<std::int32_t> entries_;
+  std::vector<std::int32_t> entry_pos_;
+  std::vector<std::int32_t> lengths_;
+  std::vector<std::int32_t> query_pos_;
+  std::vector<std::int64_t> slots_;
+};
+
+}  // namespace kvfolia::inline KVF_ABI

@@ -1,0 +1,281 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// The bookkeeping behind a cache: sequences, pools, and pages that wait for a batch to end.
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "kvfolia/cache/sequence.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/error.hpp"
+#include "kvfolia/core/ids.hpp"
+#include "kvfolia/page/host_store.hpp"
+#include "kvfolia/page/page_pool.hpp"
+#include "kvfolia/page/verify.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+/// A sequence that this step extends.
+struct StepRow {
+  SeqId seq;
+  std::int32_t start;  ///< its length before
+};
+
+namespace detail {
+
+// What a step has done to a sequence, so that it can be taken back.
+struct Created {};
+struct Extended {
+  std::int32_t old_length;
+};
+struct PushedPage {};
+struct ReplacedTail {
+  TablePage old;
+};
+struct RemovedPages {
+  std::size_t first;
+  std::vector<TablePage> pages;
+  std::int32_t gap_begin;
+  std::int32_t gap_end;
+};
+struct Released {
+  Sequence sequence;
+};
+struct Undo {
+  std::size_t index;
+  std::variant<Created, Extended, PushedPage, ReplacedTail, RemovedPages, Released> what;
+};
+
+/// The open step's plan.
+struct StepWork {
+  std::vector<Undo> undo;
+  std::vector<StepRow> rows;
+  std::vector<PageCopy> copies;
+  std::vector<TableEntry> given_up;  ///< pages that lost their last reference
+};
+
+class CacheState {
+ public:
+  struct Slot {
+    Sequence sequence;
+    std::int32_t generation = 0;
+    std::int32_t row = -1;  ///< in the open step
+    bool alive = false;
+  };
+
+  CacheState(TableRules rules, const std::vector<std::int64_t>& pages) : rules_(rules) {
+    for (const std::int64_t count : pages) pools_.emplace_back(count);
+  }
+
+  const TableRules& rules() const { return rules_; }
+  const std::vector<PagePool>& pools() const { return pools_; }
+
+  // Sequences.
+
+  Slot* find(SeqId id) {
+    const auto index = static_cast<std::size_t>(id.value & 0xffffffff);
+    if (id.value < 0 || index >= slots_.size()) return nullptr;
+    Slot& slot = slots_[index];
+    return slot.alive && slot.generation == static_cast<std::int32_t>(id.value >> 32) ? &slot : nullptr;
+  }
+  std::size_t index_of(const Slot& slot) const { return static_cast<std::size_t>(&slot - slots_.data()); }
+  Slot& slot(std::size_t index) { return slots_[index]; }
+  SeqId id_of(std::size_t index) const {
+    return SeqId{(std::int64_t{slots_[index].generation} << 32) | static_cast<std::int64_t>(index)};
+  }
+
+  std::size_t new_slot() {
+    if (unused_slots_.empty()) {
+      unused_slots_.push_back(slots_.size());
+      slots_.emplace_back();
+    }
+    const std::size_t index = unused_slots_.back();
+    unused_slots_.pop_back();
+    slots_[index].alive = true;
+    return index;
+  }
+  /// The slot's id is spent: it will never name another sequence.
+  void retire_slot(std::size_t index) {
+    Slot& s = slots_[index];
+    s.sequence = {};
+    s.alive = false;
+    s.row = -1;
+    ++s.generation;
+    unused_slots_.push_back(index);
+  }
+
+  // Pages. Entries are the cache's own, so none of these can fail.
+
+  PagePool& pool(TableEntry entry) { return pools_[static_cast<std::size_t>(entry.format())]; }
+  std::int64_t free_pages(int format) const { return pools_[static_cast<std::size_t>(format)].free_pages(); }
+  std::int32_t references(TableEntry entry) { return pool(entry).references(entry.page()); }
+
+  TableEntry allocate(int format) {
+    const auto page = pools_[static_cast<std::size_t>(format)].allocate();
+    KVF_ASSERT(page);
+    return TableEntry::make(format, *page);
+  }
+  void add_ref(TableEntry entry) { expect(pool(entry).add_ref(entry.page())); }
+  void give_up(TableEntry entry) {
+    const auto last = pool(entry).drop_ref(entry.page());
+    KVF_ASSERT(last);
+    if (*last) work.given_up.push_back(entry);
+  }
+  void take_back(TableEntry entry) {
+    PagePool& p = pool(entry);
+    expect(p.state(entry.page()) == PageState::retired ? p.revive(entry.page()) : p.add_ref(entry.page()));
+  }
+  /// Undoes allocate().
+  void put_back(TableEntry entry) {
+    const auto last = pool(entry).drop_ref(entry.page());
+    KVF_ASSERT(last && *last);
+    static_cast<void>(last);
+    expect(pool(entry).reclaim(entry.page()));
+  }
+
+  // Steps and batches.
+
+  bool step_open = false;
+  StepWork work;
+
+  void undo_step() {
+    for (; !work.undo.empty(); work.undo.pop_back()) {
+      Undo& undo = work.undo.back();
+      std::visit([&](auto& what) { revert(undo.index, what); }, undo.what);
+    }
+    close_step();
+  }
+
+  /// Pages that the step gave up become free when the batch that it gets the number of has ended,
+  /// and all earlier ones.
+  std::int64_t commit_step() {
+    const std::int64_t batch = next_batch_++;
+    live_batches_.push_back(batch);
+    if (!work.given_up.empty()) waiting_.push_back({batch, std::move(work.given_up)});
+    for (Undo& undo : work.undo)
+      if (std::holds_alternative<Released>(undo.what)) retire_slot(undo.index);
+    close_step();
+    return batch;
+  }
+
+  void end_batch(std::int64_t batch) {
+    live_batches_.erase(std::find(live_batches_.begin(), live_batches_.end(), batch));
+    while (!waiting_.empty() && (live_batches_.empty() || waiting_.front().batch < live_batches_.front())) {
+      for (const TableEntry entry : waiting_.front().pages) expect(pool(entry).reclaim(entry.page()));
+      waiting_.pop_front();
+    }
+  }
+
+  std::size_t live_batches() const { return live_batches_.size(); }
+
+  /// See verify_pool. Holders are the sequences, the open step and the batches.
+  std::vector<std::string> verify() const {
+    std::vector<std::string> violations;
+    for (std::size_t format = 0; format < pools_.size(); ++format) {
+      const auto of_format = [&](const auto& entries, auto&& entry_of) {
+        std::vector<PageId> pages;
+        for (const auto& e : entries)
+          if (entry_of(e).format() == static_cast<int>(format)) pages.push_back(entry_of(e).page());
+        return pages;
+      };
+      const auto itself = [](TableEntry e) { return e; };
+      std::vector<PageHolder> holders;
+      for (std::size_t i = 0; i < slots_.size(); ++i)
+        holders.push_back({"sequence " + std::to_string(id_of(i).value),
+                           of_format(slots_[i].sequence.pages, [](const TablePage& p) { return p.entry; })});
+      holders.push_back({"the open step", of_format(work.given_up, itself), true});
+      for (const Waiting& w : waiting_)
+        holders.push_back({"batch " + std::to_string(w.batch), of_format(w.pages, itself), true});
+      for (std::string& v : verify_pool(pools_[format], holders))
+        violations.push_back("format " + std::to_string(format) + ": " + std::move(v));
+    }
+    for (std::size_t i = 0; i < slots_.size(); ++i) verify_table(i, violations);
+    return violations;
+  }
+
+ private:
+  struct Waiting {
+    std::int64_t batch;
+    std::vector<TableEntry> pages;
+  };
+
+  static void expect(const Result<>& ok) {
+    KVF_ASSERT(ok);
+    static_cast<void>(ok);
+  }
+
+  void close_step() {
+    for (const StepRow& row : work.rows)
+      if (Slot* s = find(row.seq)) s->row = -1;
+    work = {};
+    step_open = false;
+  }
+
+  void revert(std::size_t index, Created) {
+    for (const TablePage& page : slots_[index].sequence.pages) {
+      const auto last = pool(page.entry).drop_ref(page.entry.page());
+      KVF_ASSERT(last && !*last);
+      static_cast<void>(last);
+    }
+    retire_slot(index);
+  }
+  void revert(std::size_t index, const Extended& what) { slots_[index].sequence.length = what.old_length; }
+  void revert(std::size_t index, PushedPage) {
+    put_back(slots_[index].sequence.pages.back().entry);
+    slots_[index].sequence.pages.pop_back();
+  }
+  void revert(std::size_t index, const ReplacedTail& what) {
+    TablePage& tail = slots_[index].sequence.pages.back();
+    put_back(tail.entry);
+    take_back(what.old.entry);
+    tail = what.old;
+  }
+  void revert(std::size_t index, const RemovedPages& what) {
+    Sequence& s = slots_[index].sequence;
+    for (const TablePage& page : what.pages) take_back(page.entry);
+    s.pages.insert(s.pages.begin() + static_cast<std::ptrdiff_t>(what.first), what.pages.begin(),
+                   what.pages.end());
+    s.gap_begin = what.gap_begin;
+    s.gap_end = what.gap_end;
+  }
+  void revert(std::size_t index, Released& what) {
+    slots_[index].sequence = std::move(what.sequence);
+    slots_[index].alive = true;
+    for (const TablePage& page : slots_[index].sequence.pages) take_back(page.entry);
+  }
+
+  /// Positions run on without holes but the one gap, and lengths match.
+  void verify_table(std::size_t index, std::vector<std::string>& violations) const {
+    const Sequence& s = slots_[index].sequence;
+    std::int32_t next = 0;
+    for (const TablePage& page : s.pages) {
+      if (next == s.gap_begin && s.gap_end > next) next = s.gap_end;
+      if (page.begin.value != next || page.entry.absent())
+        violations.push_back("sequence " + std::to_string(id_of(index).value) + ": a page begins at " +
+                             std::to_string(page.begin.value) + ", not at " + std::to_string(next));
+      next = page.begin.value + rules_.page_tokens;
+    }
+    if (next == s.gap_begin && s.gap_end > next) next = s.gap_end;
+    if (s.length > next || s.length <= next - rules_.page_tokens)
+      violations.push_back("sequence " + std::to_string(id_of(index).value) + ": " +
+                           std::to_string(s.length) + " tokens do not fit pages that end at " +
+                           std::to_string(next));
+  }
+
+  TableRules rules_;
+  std::vector<PagePool> pools_;
+  std::vector<Slot> slots_;
+  std::vector<std::size_t> unused_slots_;
+  std::vector<std::int64_t> live_batches_;  ///< in order of commit
+  std::deque<Waiting> waiting_;
+  std::int64_t next_batch_ = 0;
+};
+
+}  // namespace detail
+}  // namespace kvfolia::inline KVF_ABI

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Arguments of the kernels, the same for every backend.
+
+#include <cstdint>
+
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/mask.hpp"
+#include "kvfolia/core/softmax_state.hpp"
+#include "kvfolia/core/tensor.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+/// New tokens to store. Layouts that share key and value take `keys` only.
+struct AppendArgs {
+  ConstTensor keys{};    ///< [query tokens][kv_heads][key_dim]
+  ConstTensor values{};  ///< [query tokens][kv_heads][value_dim]
+};
+
+/// Log-sum-exps, [query tokens][query_heads].
+struct LseTensor {
+  NaturalLse* data = nullptr;  ///< null: not wanted
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 1;
+
+  KVF_HD NaturalLse& at(std::int64_t token, int head) const {
+    return data[token * token_stride + head * head_stride];
+  }
+};
+
+/// out[t][h] = sum_j softmax_j(score_j) * value_j over the keys that query t sees, where
+/// score_j = cap(scale * q.k_j) + slope_h * (j - i), cap(x) = soft_cap * tanh(x / soft_cap), i and j
+/// logical positions. The sink logit joins the softmax's denominator and has no value.
+struct AttendArgs {
+  ConstTensor queries{};  ///< [query tokens][query_heads][key_dim]
+  Tensor out{};           ///< [query tokens][query_heads][value_dim]
+  LseTensor lse{};
+  float scale = 0.0f;                   ///< 0: 1 / sqrt(key_dim), which is wrong for Mla: give its own
+  float soft_cap = 0.0f;                ///< 0: none
+  const float* sink_logits = nullptr;   ///< [query_heads]
+  const float* alibi_slopes = nullptr;  ///< [query_heads]
+  bool causal = true;                   ///< query at i sees keys j <= i
+  CustomMask mask{};                    ///< where given, sees only keys whose bit is set, too
+  bool partial = false;  ///< leaves out the sink logit, writes float: to be merged, then finished
+};
+
+/// Merges the partial results of two disjoint sets of keys; the first one becomes the result.
+struct MergeArgs {
+  std::int32_t tokens = 0;
+  std::int32_t query_heads = 0;
+  std::int32_t value_dim = 0;
+  Tensor out{};  ///< float, as is other_out
+  LseTensor lse{};
+  ConstTensor other_out{};
+  LseTensor other_lse{};
+};
+
+/// Turns a partial result into a final one: adds the sink logit, rounds to out's element type.
+struct FinishArgs {
+  std::int32_t tokens = 0;
+  std::int32_t query_heads = 0;
+  std::int32_t value_dim = 0;
+  ConstTensor partial_out{};  ///< float
+  LseTensor partial_lse{};
+  Tensor out{};                        ///< may be partial_out's memory
+  LseTensor lse{};                     ///< may be partial_lse's memory
+  const float* sink_logits = nullptr;  ///< [query_heads]
+};
+
+}  // namespace kvfolia::inline KVF_ABI

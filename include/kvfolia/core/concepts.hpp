@@ -1,0 +1,147 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// What a policy must have. Every requirement is a concept of its own, so that a compiler's message
+// names the one that is missing.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/mask.hpp"
+#include "kvfolia/core/tile.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+/// As Layout::page_tokens: the page size is chosen when the cache is built.
+inline constexpr int dynamic = 0;
+
+namespace detail {
+
+/// Stands for any element order where a concept has to name one.
+struct AnyOrder {
+  static constexpr int dim_multiple = 1;
+  static constexpr int slot_multiple = 1;
+  static constexpr bool strided = true;
+  KVF_HD static constexpr std::int64_t index(int slot, int dim, TileShape shape) {
+    return slot * shape.slot_stride + dim;
+  }
+};
+using AnyTile = Tile<AnyOrder, std::byte>;
+using AnyConstTile = Tile<AnyOrder, const std::byte>;
+
+template <class P>
+concept TriviallyCopyable = std::is_trivially_copyable_v<P>;
+
+template <class O>
+concept HasIndex = requires(int i, TileShape s) {
+  { O::index(i, i, s) } -> std::same_as<std::int64_t>;
+};
+template <class O>
+concept HasMultiples = requires {
+  { O::dim_multiple } -> std::convertible_to<int>;
+  { O::slot_multiple } -> std::convertible_to<int>;
+  { O::strided } -> std::convertible_to<bool>;
+};
+
+template <class L>
+concept HasKeyDim = requires {
+  { L::key_dim } -> std::convertible_to<int>;
+};
+template <class L>
+concept HasValueDim = requires {
+  { L::value_dim } -> std::convertible_to<int>;
+};
+template <class L>
+concept HasPageTokens = requires {
+  { L::page_tokens } -> std::convertible_to<int>;
+};
+template <class L>
+concept HasSharesKeyValue = requires {
+  { L::shares_key_value } -> std::convertible_to<bool>;
+};
+template <class L>
+concept HasOrders = requires {
+  typename L::KeyOrder;
+  typename L::ValueOrder;
+};
+
+template <class Q>
+concept HasExact = requires {
+  typename Q::Exact;
+};
+template <class Q>
+concept HasSealTokens = requires {
+  { Q::seal_tokens } -> std::convertible_to<int>;
+};
+template <class Q>
+concept HasCodeBits = requires {
+  { Q::code_bits } -> std::convertible_to<int>;
+};
+template <class Q>
+concept HasAxes = requires {
+  { Q::key_axis } -> std::convertible_to<Axis>;
+  { Q::value_axis } -> std::convertible_to<Axis>;
+};
+template <class Q>
+concept HasParamBytes = requires(int n) {
+  { Q::param_bytes(n, n) } -> std::same_as<std::int64_t>;
+};
+template <class Q>
+concept HasEncode = requires(const Q q, AnyTile tile, int n, const float* values) {
+  q.encode(tile, n, n, values);
+};
+template <class Q>
+concept HasDecode = requires(const Q q, AnyConstTile tile, int n, float* values) {
+  q.decode(tile, n, values);
+};
+
+template <class E>
+concept HasVisible = requires(const E e) {
+  { e.visible() } -> std::same_as<Window>;
+};
+
+template <class S>
+concept HasData = requires(S s, int n) {
+  { s.data(n, n) } -> std::same_as<std::byte*>;
+  { s.page_stride(n) } -> std::same_as<std::int64_t>;
+};
+
+}  // namespace detail
+
+/// Maps (slot, dim) to an element of a tile.
+template <class O>
+concept ElementOrder = detail::HasIndex<O> && detail::HasMultiples<O>;
+
+/// What one token stores and in which order. See Gqa and Mla.
+template <class L>
+concept LayoutPolicy = detail::TriviallyCopyable<L> && detail::HasKeyDim<L> && detail::HasValueDim<L> &&
+    detail::HasPageTokens<L> && detail::HasSharesKeyValue<L> && detail::HasOrders<L> &&
+    ElementOrder<typename L::KeyOrder> && ElementOrder<typename L::ValueOrder>;
+
+/// Turns values into codes and parameters, and back.
+///   Exact                                  the quantizer of pages that are kept in full precision
+///   seal_tokens                            1, or how many tokens encode() needs at once
+///   code_bits                              bits of one stored element
+///   key_axis, value_axis                   where a kernel may fold the scale
+///   param_bytes(dims, page_tokens)         of one tile
+///   encode(tile, slot, tokens, values)     values are [tokens][dims]; writes slots [slot, slot + tokens)
+///   decode(tile, slot, values)             all dims of one slot
+template <class Q>
+concept QuantPolicy = detail::TriviallyCopyable<Q> && detail::HasExact<Q> && detail::HasSealTokens<Q> &&
+    detail::HasCodeBits<Q> && detail::HasAxes<Q> && detail::HasParamBytes<Q> && detail::HasEncode<Q> &&
+    detail::HasDecode<Q>;
+
+/// Who leaves. visible() tells which keys a query sees; pages that no query can see any more leave.
+template <class E>
+concept EvictPolicy = detail::TriviallyCopyable<E> && detail::HasVisible<E>;
+
+/// Memory for the pages of a cache: data(format, layer) is page 0 of one layer, page_stride(format)
+/// the bytes between pages.
+template <class S>
+concept PageStore = std::movable<S> && detail::HasData<S>;
+
+}  // namespace kvfolia::inline KVF_ABI
