@@ -1,0 +1,264 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Generates text with a Llama-family model, every key and value of which lives in a PagedCache.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/chat.hpp"
+#include "common/gguf.hpp"
+#include "common/kv_cache.hpp"
+#include "common/llama.hpp"
+#include "common/policy.hpp"
+#include "common/sampling.hpp"
+#include "common/tokenizer.hpp"
+#include "common/utf8.hpp"
+
+namespace {
+
+using namespace kvfolia_examples;
+
+struct Options {
+  std::string model, prompt, prompt_file, chat, policy = "fp16", order = "slot", path = "fast";
+  int tokens = 128, page_tokens = 32, threads = 0, forks = 0;
+  double temperature = -1.0;
+  std::uint64_t seed = 0;
+  bool json = false;
+};
+
+/// One continuation of the prompt.
+struct Continuation {
+  SeqId sequence;
+  Sampler sampler;
+  std::vector<TokenId> tokens{};
+  std::vector<double> logprobs{};
+  bool ended = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string default_model() {
+  const char* folder = std::getenv("KVF_MODEL_DIR");
+  return (std::filesystem::path(folder ? folder : "build/model") / "SmolLM2-135M-Instruct.Q4_1.gguf")
+      .string();
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error(path + ": cannot be read");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string text_of(const Tokenizer& tokenizer, const std::vector<TokenId>& tokens) {
+  std::string text;
+  for (const TokenId token : tokens) text += tokenizer.decode(token);
+  return text;
+}
+
+/// Prints text as it comes, whole characters only.
+class Printer {
+ public:
+  explicit Printer(bool on) : on_(on) {}
+  void print(std::string_view bytes) { put(stream_.push(bytes)); }
+  void finish() { put(stream_.finish()); }
+
+ private:
+  void put(const std::string& text) const {
+    if (!on_) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  Utf8Stream stream_;
+  bool on_;
+};
+
+nlohmann::json describe(const Tokenizer& tokenizer, const Continuation& c) {
+  return {{"text", text_of(tokenizer, c.tokens)}, {"tokens", c.tokens}, {"logprobs", c.logprobs}};
+}
+
+/// Takes every continuation's next token from its row of logits.
+void choose(std::vector<Continuation*>& live, const Activations& logits, const Tokenizer& tokenizer,
+            Printer& printer, bool print) {
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    Continuation& c = *live[i];
+    // Forks of one prompt all start from its one row of logits.
+    const auto row = std::min(static_cast<Eigen::Index>(i), logits.rows() - 1);
+    const Choice choice = c.sampler.choose({logits.row(row).data(), static_cast<std::size_t>(logits.cols())});
+    c.tokens.push_back(choice.token);
+    c.logprobs.push_back(choice.logprob);
+    c.ended = choice.token == tokenizer.eos();
+    if (print) printer.print(tokenizer.decode(choice.token));
+  }
+}
+
+int generate(const Options& options) {
+  const Policy policy = parse_policy(options.policy);
+  const std::string prompt = options.prompt_file.empty() ? options.prompt : read_file(options.prompt_file);
+  const int threads = options.threads > 0
+                          ? options.threads
+                          : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const GgufFile file = GgufFile::open(options.model.empty() ? default_model() : options.model);
+  const Tokenizer tokenizer(file);
+  const Llama model(file, threads);
+  if (tokenizer.vocab_size() != model.vocabulary())
+    throw std::runtime_error(file.path() + ": the vocabulary and the embedding differ in size");
+
+  const std::vector<TokenId> prompt_tokens =
+      options.chat.empty() ? tokenizer.encode(prompt) : chat_prompt(file, tokenizer, options.chat);
+  if (prompt_tokens.empty()) throw std::runtime_error("the prompt has no tokens: give some text");
+  const auto total = static_cast<std::int64_t>(prompt_tokens.size()) + options.tokens;
+  if (total > model.context_length())
+    throw std::runtime_error("prompt and --tokens make " + std::to_string(total) +
+                             " tokens, the model's context holds " + std::to_string(model.context_length()));
+
+  const int count = std::max(1, options.forks);
+  const auto cache = make_kv_cache(
+      model.kv_shape(), {.policy = policy,
+                         .page_tokens = options.page_tokens,
+                         .order = options.order == "dim" ? ElementOrderName::dim : ElementOrderName::slot,
+                         .max_sequences = count,
+                         .max_tokens = static_cast<std::int32_t>(total),
+                         .threads = threads});
+
+  // The prompt, in chunks that bound the memory of activations.
+  constexpr std::size_t chunk = 256;
+  const auto start = std::chrono::steady_clock::now();
+  const SeqId root = cache->create();
+  Activations logits;
+  for (std::size_t done = 0; done < prompt_tokens.size(); done += chunk) {
+    const Llama::Row row{
+        root, std::span(prompt_tokens).subspan(done, std::min(chunk, prompt_tokens.size() - done))};
+    logits = model.forward({&row, 1}, *cache);
+  }
+  const double prefill_seconds = seconds_since(start);
+
+  const double temperature = options.temperature >= 0.0 ? options.temperature : options.forks > 0 ? 0.8 : 0.0;
+  std::vector<Continuation> continuations;
+  for (int i = 0; i < count; ++i)
+    continuations.push_back(
+        {i == 0 ? root : cache->fork(root), {temperature, options.seed + static_cast<std::uint64_t>(i)}});
+  Printer printer(!options.json && options.forks == 0);
+  if (options.chat.empty()) printer.print(text_of(tokenizer, prompt_tokens));
+
+  const auto decode_start = std::chrono::steady_clock::now();
+  std::int64_t decoded = 0;
+  for (int step = 0; step < options.tokens; ++step) {
+    std::vector<Continuation*> live;
+    for (Continuation& c : continuations)
+      if (!c.ended) live.push_back(&c);
+    if (live.empty()) break;
+    if (step > 0) {
+      std::vector<Llama::Row> rows;
+      for (const Continuation* c : live) rows.push_back({c->sequence, std::span(&c->tokens.back(), 1)});
+      logits = model.forward(rows, *cache);
+    }
+    choose(live, logits, tokenizer, printer, options.forks == 0);
+    decoded += static_cast<std::int64_t>(live.size());
+  }
+  printer.finish();
+  const double decode_seconds = seconds_since(decode_start);
+
+  const KvCache::Report report = cache->report();
+  std::int64_t stored = 0;  // tokens over all sequences, shared ones counted for each
+  for (const Continuation& c : continuations) stored += cache->length(c.sequence);
+  const double bytes_per_token = static_cast<double>(report.bytes_used) / static_cast<double>(stored);
+
+  if (options.json) {
+    nlohmann::json json = describe(tokenizer, continuations.front());
+    json["prompt_tokens"] = prompt_tokens;
+    json["prefill_seconds"] = prefill_seconds;
+    json["decode_seconds"] = decode_seconds;
+    json["cache_bytes_per_token"] = bytes_per_token;
+    json["pages_used"] = report.pages_used;
+    if (options.forks > 0) {
+      for (const Continuation& c : continuations) json["forks"].push_back(describe(tokenizer, c));
+      json["pages_shared"] = report.pages_shared;
+      json["bytes_saved"] = report.bytes_saved;
+    }
+    // A token may end inside a character.
+    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    return 0;
+  }
+  if (options.forks > 0) {
+    std::printf("%s\n", text_of(tokenizer, prompt_tokens).c_str());
+    for (std::size_t i = 0; i < continuations.size(); ++i)
+      std::printf("\n--- fork %zu\n%s\n", i, text_of(tokenizer, continuations[i].tokens).c_str());
+  }
+  std::printf("\n\nprompt     %zu tokens, %.1f tokens/s\n", prompt_tokens.size(),
+              static_cast<double>(prompt_tokens.size()) / prefill_seconds);
+  std::printf("generated  %lld tokens, %.1f tokens/s\n", static_cast<long long>(decoded),
+              static_cast<double>(decoded) / decode_seconds);
+  std::printf("cache      %s, %.0f bytes a token, %lld pages of %d tokens, %.2f MiB\n", policy.name.c_str(),
+              bytes_per_token, static_cast<long long>(report.pages_used), options.page_tokens,
+              static_cast<double>(report.bytes_used) / (1 << 20));
+  if (options.forks > 0)
+    std::printf("sharing    %lld pages have several owners; copies would take %.2f MiB more\n",
+                static_cast<long long>(report.pages_shared),
+                static_cast<double>(report.bytes_saved) / (1 << 20));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Generates text with a Llama-family GGUF model through a paged KV cache.");
+  app.add_option("--model", options.model,
+                 "GGUF file [$KVF_MODEL_DIR or build/model, SmolLM2-135M-Instruct.Q4_1.gguf]");
+  auto* input = app.add_option_group("input", "one of");
+  input->add_option("--prompt", options.prompt, "text to continue");
+  input->add_option("--prompt-file", options.prompt_file, "file with the text to continue");
+  input->add_option("--chat", options.chat, "a question, put into the model's chat template");
+  input->require_option(1);
+  app.add_option("--tokens", options.tokens, "tokens to generate at most")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--temperature", options.temperature, "0 is greedy [0; 0.8 with --forks]")
+      ->check(CLI::Range(0.0, 100.0));
+  app.add_option("--seed", options.seed, "of sampling; fork i takes seed + i")->capture_default_str();
+  app.add_option("--policy", options.policy, policy_help)->capture_default_str();
+  app.add_option("--page-tokens", options.page_tokens, "tokens a page")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--order", options.order, "element order in pages")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"slot", "dim"}));
+  app.add_option(
+         "--path", options.path,
+         "attention kernels: plain, or the fastest ones there are for the policy (at present the plain ones)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"plain", "fast"}));
+  app.add_option("--threads", options.threads, "[all processors]")->check(CLI::Range(1, 1024));
+  app.add_option("--forks", options.forks, "continuations that share the prompt's pages")
+      ->check(CLI::Range(1, 4096));
+  app.add_flag("--json", options.json, "print one JSON object instead of text");
+  try {
+    app.parse(argc, argv);
+    return generate(options);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "generate: %s; see generate --help\n", error.what());
+    return 2;
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "generate: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "generate: %s\n", error.what());
+    return 1;
+  }
+}
