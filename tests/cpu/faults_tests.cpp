@@ -1,0 +1,470 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Faults that attention kernels and caches have shipped with, each with the right value. One KV head,
+// head dim 64, scale 1 and zero keys unless stated.
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/scenario.hpp"
+
+using namespace kvfolia_tests;
+
+namespace {
+
+/// Pages of one KV head in plain memory, NaN wherever nothing was stored, and tables by hand.
+template <int Dim, class Quant = Identity<float>>
+struct Hand {
+  using Layout = Gqa<Dim, dynamic>;
+  std::vector<float> keys, values;
+  PagedView<Layout, Identity<float>> view{};
+  std::vector<std::int32_t> query_indptr{0}, entries, indptr{0}, lengths;
+  std::vector<float> queries, out;
+  std::vector<NaturalLse> lse;
+  int heads = 1;
+
+  Hand(int page_tokens, int pages)
+      : keys(static_cast<std::size_t>(page_tokens * pages * Dim), NAN), values(keys) {
+    const std::int64_t row = Dim * 4, page = row * page_tokens;
+    view.kv_heads = 1;
+    view.page_tokens = page_tokens;
+    view.formats[0].keys = {reinterpret_cast<std::byte*>(keys.data()), page, 0, row};
+    view.formats[0].values = {reinterpret_cast<std::byte*>(values.data()), page, 0, row};
+    view.formats[0].pages = pages;
+  }
+
+  /// A row of `n` queries whose table is `pages`, `length` slots in use.
+  void row(int n, const std::vector<int>& pages, int length) {
+    query_indptr.push_back(query_indptr.back() + n);
+    entries.insert(entries.end(), pages.begin(), pages.end());
+    indptr.push_back(static_cast<std::int32_t>(entries.size()));
+    lengths.push_back(length);
+  }
+  void store(int page, int slot, float key, float value) {
+    const auto at = static_cast<std::size_t>((page * view.page_tokens + slot) * Dim);
+    for (std::size_t d = 0; d < Dim; ++d) keys[at + d] = d == 0 ? key : 0.0f, values[at + d] = value;
+  }
+  BatchView batch() const {
+    BatchView b;
+    b.rows = static_cast<std::int32_t>(lengths.size());
+    b.query_indptr = query_indptr.data();
+    b.table = {entries.data(), indptr.data()};
+    b.lengths = lengths.data();
+    return b;
+  }
+  /// Queries default to zero: every key weighs the same.
+  void attend(AttendArgs args = {}, int concurrency = 1) {
+    const auto rows = static_cast<std::size_t>(query_indptr.back() * heads);
+    queries.resize(rows * Dim, 0.0f);
+    out.assign(rows * Dim, NAN);
+    lse.assign(rows, NaturalLse{NAN});
+    args.queries = {queries.data(), heads * Dim, Dim};
+    args.out = {out.data(), heads * Dim, Dim};
+    args.lse = {lse.data(), heads, 1};
+    args.scale = 1.0f;
+    const auto plan = cpu::plan_attend(view, batch(), {heads, concurrency});
+    REQUIRE(plan);
+    Workspace workspace(plan->workspace_bytes());
+    REQUIRE(cpu::attend(view, batch(), args, *plan, workspace.span(), cpu::serial));
+  }
+  void check(std::size_t row, float value) const {
+    for (std::size_t d = 0; d < Dim; ++d) CHECK(out[row * Dim + d] == Approx(value).margin(1e-6));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a page beyond 2^32 bytes is read where it lies") {
+  PlaneView plane{nullptr, 16384, 0, 0};
+  CHECK(reinterpret_cast<std::uintptr_t>(plane.tile(PageId{262144}, 0)) == 4294967296u);
+  CHECK(reinterpret_cast<std::uintptr_t>(plane.tile(PageId{131072}, 0)) == 2147483648u);
+
+  // Address space only: the two pages that are touched take memory.
+  const std::size_t bytes = std::size_t{262145} * 16384;
+  void* memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  PagedView<Gqa<64, 32>, Identity<float>> view{};
+  auto* base = static_cast<std::byte*>(memory);
+  view.formats[0] = {{base, 16384, 0, 256}, {base + 8192, 16384, 0, 256}, {}, {}, 262145};
+  for (const std::int32_t page : {131072, 262144}) {
+    Random random(1);
+    const auto tokens = random_tokens<Gqa<64>>(random, 1, 1);
+    const std::int32_t indptr[] = {0, 1}, length[] = {1};
+    const std::int64_t slot[] = {std::int64_t{page} * 32};
+    BatchView batch;
+    batch.rows = 1;
+    batch.table = {&page, indptr};
+    batch.lengths = length;
+    batch.slots = slot;
+    REQUIRE(cpu::append(view, batch, tokens.args(1), cpu::serial));
+    CHECK(reinterpret_cast<const float*>(base + std::int64_t{page} * 16384)[0] == tokens.keys[0]);
+    Attention a = Attention::make<Gqa<64>>(random, 1, 1);
+    check_attend(view, batch, a, 1);
+    for (std::size_t d = 0; d < 64; ++d) CHECK(a.out[d] == tokens.values[d]);
+  }
+  CHECK(reinterpret_cast<const float*>(base)[0] == 0.0f);
+  ::munmap(memory, bytes);
+}
+
+TEST_CASE("slots that nobody filled reach no result") {
+  Hand<64> hand(4, 1);
+  hand.row(1, {0}, 1);
+  hand.store(0, 0, 0.0f, 2.5f);
+  hand.attend();
+  hand.check(0, 2.5f);
+  CHECK(hand.lse[0].value == 0.0f);
+}
+
+TEST_CASE("lengths 0 and 1 in one batch") {
+  Hand<64> hand(4, 1);
+  hand.row(1, {}, 0);
+  hand.row(1, {0}, 1);
+  hand.store(0, 0, 0.0f, 3.0f);
+  const BatchView b = hand.batch();
+  // A row without keys has its query at position 0.
+  const std::int32_t positions[] = {0, 0};
+  BatchView batch = b;
+  batch.query_pos = positions;
+  std::vector<float> queries(128, 1.0f), out(128, NAN);
+  std::vector<NaturalLse> lse(2, NaturalLse{NAN});
+  AttendArgs args;
+  args.queries = {queries.data(), 64, 64};
+  args.out = {out.data(), 64, 64};
+  args.lse = {lse.data(), 1, 1};
+  const float sink = 1.25f;
+  for (const bool with_sink : {false, true}) {
+    args.sink_logits = with_sink ? &sink : nullptr;
+    const auto plan = cpu::plan_attend(hand.view, batch, {1, 1});
+    Workspace workspace(plan->workspace_bytes());
+    REQUIRE(cpu::attend(hand.view, batch, args, *plan, workspace.span(), cpu::serial));
+    for (int d = 0; d < 64; ++d) CHECK(out[static_cast<std::size_t>(d)] == 0.0f);
+    if (with_sink)
+      CHECK(lse[0].value == sink);
+    else
+      CHECK((std::isinf(lse[0].value) && lse[0].value < 0));
+  }
+  CHECK(out[64] == Approx(3.0f / (1.0f + std::exp(1.25f))));
+}
+
+TEST_CASE("a prefix of eight zeros and a suffix of one 1 merge to a ninth") {
+  Hand<64> prefix(8, 1), suffix(1, 1);
+  prefix.row(1, {0}, 8);
+  suffix.row(1, {0}, 1);
+  for (int slot = 0; slot < 8; ++slot) prefix.store(0, slot, 0.0f, 0.0f);
+  suffix.store(0, 0, 0.0f, 1.0f);
+  AttendArgs partial;
+  partial.partial = true;
+  prefix.attend(partial);
+  suffix.attend(partial);
+  CHECK(prefix.lse[0].value == Approx(2.0794415f));
+  MergeArgs merge{1,
+                  1,
+                  64,
+                  {prefix.out.data(), 64, 64},
+                  {prefix.lse.data(), 1, 1},
+                  {suffix.out.data(), 64, 64},
+                  {suffix.lse.data(), 1, 1}};
+  REQUIRE(cpu::merge(merge, cpu::serial));
+  prefix.check(0, 1.0f / 9.0f);
+  CHECK(prefix.lse[0].value == Approx(std::log(9.0f)));
+}
+
+TEST_CASE("merging two results without keys gives 0 and -infinity") {
+  std::vector<float> a(64, 0.0f), b(64, 0.0f);
+  NaturalLse x{-INFINITY}, y{-INFINITY};
+  REQUIRE(
+      cpu::merge({1, 1, 64, {a.data(), 64, 64}, {&x, 1, 1}, {b.data(), 64, 64}, {&y, 1, 1}}, cpu::serial));
+  for (const float v : a) CHECK(v == 0.0f);
+  CHECK(x.value == -INFINITY);
+}
+
+TEST_CASE("query heads of any group size get their own weights") {
+  for (const int group : {3, 5, 6, 7, 12, 16}) {
+    CAPTURE(group);
+    Hand<64> hand(2, 1);
+    hand.heads = group;
+    hand.row(1, {0}, 2);
+    hand.store(0, 0, 1.0f, 1.0f);
+    hand.store(0, 1, 0.0f, 0.0f);
+    hand.queries.assign(static_cast<std::size_t>(group * 64), 0.0f);
+    for (int i = 0; i < group; ++i) hand.queries[static_cast<std::size_t>(i * 64)] = static_cast<float>(i);
+    hand.attend();
+    for (int i = 0; i < group; ++i)
+      hand.check(static_cast<std::size_t>(i), 1.0f / (1.0f + std::exp(static_cast<float>(-i))));
+  }
+}
+
+TEST_CASE("query head 24 of 48 over 2 KV heads reads KV head 1") {
+  PagedCache<Gqa<64, 4>, Identity<float>> cache({.shape = {1, 2, dynamic}, .pages = 1});
+  Random random(1);
+  Step step = cache.begin_step();
+  REQUIRE(step.extend(*step.create(), 1));
+  const Batch batch = run_step(cache, std::move(step), random);
+  Attention a = Attention::make<Gqa<64>>(random, 1, 48);
+  check_attend(cache.view(LayerId{0}), batch, a, 48);
+  const auto value = [&](int head, int d) {
+    return cache.view(LayerId{0}).value_tile(TableEntry{0}, head).code<float>(0, d);
+  };
+  for (int d = 0; d < 64; ++d) {
+    CHECK(a.out[static_cast<std::size_t>(23 * 64 + d)] == value(0, d));
+    CHECK(a.out[static_cast<std::size_t>(24 * 64 + d)] == value(1, d));
+  }
+}
+
+TEMPLATE_TEST_CASE_SIG("unusual head dims are exact and every element is written", "", ((int Dim), Dim), 40,
+                       72, 80, 96, 112, 192, 256, 576) {
+  Hand<Dim> hand(4, 2);
+  hand.row(2, {0, 1}, 5);
+  for (int i = 0; i < 5; ++i) hand.store(i / 4, i % 4, static_cast<float>(i), static_cast<float>(i));
+  hand.attend();
+  hand.check(0, 1.5f);  // positions 0..3
+  hand.check(1, 2.0f);
+}
+
+TEST_CASE("an append with slots 5 and -1 changes slot 5 alone") {
+  Hand<64> hand(4, 2);
+  hand.row(2, {0, 1}, 6);
+  Random random(1);
+  const auto tokens = random_tokens<Gqa<64>>(random, 2, 1);
+  const std::int64_t slots[] = {5, -1};
+  BatchView batch = hand.batch();
+  batch.slots = slots;
+  REQUIRE(cpu::append(hand.view, batch, tokens.args(1), cpu::serial));
+  for (std::size_t i = 0; i < hand.keys.size(); ++i) {
+    const bool written = i / 64 == 5;
+    CHECK(std::isnan(hand.keys[i]) == !written);
+    CHECK(std::isnan(hand.values[i]) == !written);
+  }
+  CHECK(hand.keys[5 * 64] == tokens.keys[0]);
+}
+
+TEST_CASE("an append to a page that does not exist writes nothing") {
+  Hand<64> hand(4, 2);
+  hand.row(2, {0}, 2);
+  Random random(1);
+  const auto tokens = random_tokens<Gqa<64>>(random, 2, 1);
+  BatchView batch = hand.batch();
+  for (const std::int64_t bad :
+       {std::int64_t{8}, std::int64_t{1} << 31, (std::int64_t{1} << 29) * 4, std::int64_t{1} << 60}) {
+    const std::int64_t slots[] = {0, bad};
+    batch.slots = slots;
+    CHECK(cpu::append(hand.view, batch, tokens.args(1), cpu::serial).error().code == Errc::invalid_argument);
+    for (const float x : hand.keys) CHECK(std::isnan(x));
+  }
+}
+
+TEST_CASE("ragged rows, pages and splits give the same numbers, every row written") {
+  Hand<64> hand(16, 80);
+  std::vector<int> first, second;
+  for (int i = 0; i < 40; ++i) first.push_back(i), second.push_back(79 - i);
+  hand.row(3, first, 40 * 16 - 5);
+  hand.row(1, {40, 41}, 20);
+  hand.row(2, second, 600 + 33);
+  Random random(8);
+  for (float& x : hand.keys) x = random.gauss();
+  for (float& x : hand.values) x = random.gauss();
+  hand.queries = random.gauss(6 * 64);
+  hand.attend({}, 1);
+  const std::vector<float> whole = hand.out;
+  hand.attend({}, 2);
+  CHECK(hand.out == whole);
+  for (const float x : whole) CHECK(std::isfinite(x));
+}
+
+TEST_CASE("partial results keep float's precision") {
+  const float step = 0x1p-7f;
+  Hand<64> left(2, 1), right(2, 1);
+  left.row(1, {0}, 2);
+  right.row(1, {0}, 2);
+  left.store(0, 0, 0.0f, 1.0f);
+  left.store(0, 1, 0.0f, 1.0f + step);
+  right.store(0, 0, 0.0f, 1.0f + step);
+  right.store(0, 1, 0.0f, 1.0f + step);
+  AttendArgs partial;
+  partial.partial = true;
+  left.attend(partial);
+  right.attend(partial);
+  REQUIRE(cpu::merge({1,
+                      1,
+                      64,
+                      {left.out.data(), 64, 64},
+                      {left.lse.data(), 1, 1},
+                      {right.out.data(), 64, 64},
+                      {right.lse.data(), 1, 1}},
+                     cpu::serial));
+  std::vector<bf16> out(64);
+  REQUIRE(cpu::finish({1, 1, 64, {left.out.data(), 64, 64}, {left.lse.data(), 1, 1}, {out.data(), 64, 64}},
+                      cpu::serial));
+  for (const bf16 x : out) CHECK(static_cast<float>(x) == 1.0078125f);
+}
+
+TEST_CASE("any partition of the keys finishes to the same result, the sink logit counted once") {
+  using Layout = Gqa<64, 16>;
+  PagedCache<Layout, Identity<float>> cache({.shape = {1, 1, dynamic}, .pages = 16});
+  Random random(4);
+  Step step = cache.begin_step();
+  const SeqId id = *step.create();
+  REQUIRE(step.extend(id, 200));
+  run_step(cache, std::move(step), random);
+  Step next = cache.begin_step();
+  REQUIRE(next.extend(id, 3));
+  const Batch batch = run_step(cache, std::move(next), random);
+  const auto view = cache.view(LayerId{0});
+  const float sinks[] = {0.5f, -1.0f, 3.0f};
+  Attention a = Attention::make<Layout>(random, 3, 3);
+  a.args.sink_logits = sinks;
+  check_attend(view, batch, a, 3);
+
+  const BatchView whole = batch;
+  const std::vector<float> queries = a.queries;
+  std::vector<float> merged(a.out.size());
+  std::vector<NaturalLse> lse(a.lse.size());
+  for (int begin = 0, part = 0; begin < 13; begin += 5, ++part) {
+    const int end = std::min(begin + 5, 13);
+    const std::int32_t indptr[] = {begin, end}, length[] = {end == 13 ? 203 - begin * 16 : 80};
+    BatchView some = whole;
+    some.table.indptr = indptr;
+    some.lengths = length;
+    Attention p = Attention::make<Layout>(random, 3, 3);
+    p.queries = queries;
+    p.args.queries = {p.queries.data(), 3 * 64, 64};
+    p.args.sink_logits = sinks;
+    p.args.partial = true;
+    check_attend(view, some, p, 3);
+    if (part == 0) {
+      merged = p.out;
+      lse = p.lse;
+    } else {
+      REQUIRE(cpu::merge({3,
+                          3,
+                          64,
+                          {merged.data(), 192, 64},
+                          {lse.data(), 3, 1},
+                          {p.out.data(), 192, 64},
+                          {p.lse.data(), 3, 1}},
+                         cpu::serial));
+    }
+  }
+  REQUIRE(cpu::finish({3,
+                       3,
+                       64,
+                       {merged.data(), 192, 64},
+                       {lse.data(), 3, 1},
+                       {merged.data(), 192, 64},
+                       {lse.data(), 3, 1},
+                       sinks},
+                      cpu::serial));
+  ref::Attention expected{{a.out.begin(), a.out.end()}, {}};
+  for (const NaturalLse& l : a.lse) expected.lse.push_back(l.value);
+  check_close(compare(merged, lse, expected));
+}
+
+TEST_CASE("pages are read in the table's order: the mean of logical page numbers") {
+  for (const int page : {1, 3, 16, 19, 64, 128, 256, 512}) {
+    CAPTURE(page);
+    constexpr int pages = 5;
+    Hand<64> hand(page, 16);
+    const std::vector<int> table = {11, 2, 7, 0, 13};
+    hand.row(1, table, pages * page);
+    for (int i = 0; i < pages; ++i)
+      for (int slot = 0; slot < page; ++slot)
+        hand.store(table[static_cast<std::size_t>(i)], slot, 0.0f, static_cast<float>(i));
+    hand.attend();
+    hand.check(0, 2.0f);
+    CHECK(hand.lse[0].value == Approx(std::log(static_cast<float>(pages * page))));
+  }
+}
+
+TEST_CASE("a last page of length 0, or longer than a page, is refused") {
+  Hand<64> hand(4, 2);
+  hand.row(1, {0, 1}, 8);
+  BatchView batch = hand.batch();
+  batch.lengths = nullptr;
+  for (const std::int32_t last : {0, -1, 5, 100}) {
+    batch.last_page_tokens = &last;
+    CHECK(cpu::plan_attend(hand.view, batch, {1, 1}).error().code == Errc::invalid_argument);
+    CHECK(std::string(cpu::plan_attend(hand.view, batch, {1, 1}).error().subject) ==
+          "batch.last_page_tokens");
+  }
+  const std::int32_t fine = 4;
+  batch.last_page_tokens = &fine;
+  CHECK(cpu::plan_attend(hand.view, batch, {1, 1}));
+  for (const std::int32_t length : {4, 9, -1}) {
+    batch.last_page_tokens = nullptr;
+    batch.lengths = &length;
+    CHECK(std::string(cpu::plan_attend(hand.view, batch, {1, 1}).error().subject) == "batch.lengths");
+  }
+}
+
+TEST_CASE("errors cross no boundary as exceptions and do not vanish in release builds") {
+  using View = PagedView<Gqa<64>, Int8>;
+  static_assert(noexcept(cpu::append(View{}, BatchView{}, AppendArgs{}, cpu::serial)));
+  static_assert(noexcept(cpu::attend(View{}, BatchView{}, AttendArgs{}, cpu::AttendPlan{}, {}, cpu::serial)));
+  static_assert(
+      noexcept(cpu::merge(MergeArgs{}, cpu::serial))&& noexcept(cpu::finish(FinishArgs{}, cpu::serial)));
+  Hand<64> hand(4, 2);
+  hand.row(1, {0, 2}, 8);  // page 2 of 2
+  CHECK(std::string(cpu::plan_attend(hand.view, hand.batch(), {1, 1}).error().subject) ==
+        "batch.table.entries (page)");
+  hand.entries[1] = TableEntry::make(1, PageId{0}).raw;
+  CHECK(std::string(cpu::plan_attend(hand.view, hand.batch(), {1, 1}).error().subject) ==
+        "batch.table.entries (format)");
+}
+
+TEST_CASE("a page copied into a fresh pool carries its scales: the output is the same") {
+  using Layout = Gqa<64, 8>;
+  using Cache = PagedCache<Layout, Int8>;
+  Random random(6);
+  const CacheConfig config{.shape = {2, 2, dynamic}, .pages = 8, .exact_pages = 4, .exact_sink_pages = 1};
+  Cache cache(config);
+  poison(cache);
+  Step step = cache.begin_step();
+  const SeqId parent = *step.create();
+  REQUIRE(step.extend(parent, 20));
+  run_step(cache, std::move(step), random);
+  Attention a = Attention::make<Layout>(random, 1, 4);
+  const auto attend = [&](const Cache& c, SeqId id) {
+    std::vector<std::int32_t> entries;
+    const auto pages = c.sequence(id)->pages;
+    for (const TablePage& page : pages) entries.push_back(page.entry.raw);
+    const std::int32_t indptr[] = {0, static_cast<std::int32_t>(entries.size())}, length[] = {20};
+    BatchView batch;
+    batch.rows = 1;
+    batch.table = {entries.data(), indptr};
+    batch.lengths = length;
+    check_attend(c.view(LayerId{1}), batch, a, 4);
+    return a.out;
+  };
+  const std::vector<float> before = attend(cache, parent);
+
+  // Copy-on-write: the child's last page is a copy, cut back to the same 20 tokens.
+  Step fork = cache.begin_step();
+  const SeqId child = *fork.fork(parent);
+  REQUIRE(fork.extend(child, 1));
+  run_step(cache, std::move(fork), random);
+  Step cut = cache.begin_step();
+  REQUIRE(cut.truncate(child, 20));
+  cut.commit();
+  CHECK(cache.sequence(child)->pages[2] != cache.sequence(parent)->pages[2]);
+  CHECK(attend(cache, child) == before);
+
+  // The same bytes in another cache's memory.
+  Cache other(config);
+  Step same = other.begin_step();
+  const SeqId id = *same.create();
+  REQUIRE(same.extend(id, 20));
+  same.commit();
+  const auto from = cache.sequence(parent)->pages, to = other.sequence(id)->pages;
+  for (std::size_t i = 0; i < from.size(); ++i)
+    for (int layer = 0; layer < 2; ++layer) {
+      const int format = from[i].entry.format();
+      const std::int64_t stride = cache.store().page_stride(format);
+      std::memcpy(other.store().data(format, layer) + to[i].entry.page().value * stride,
+                  cache.store().data(format, layer) + from[i].entry.page().value * stride,
+                  static_cast<std::size_t>(cache.store().page_bytes(format) / 2));
+    }
+  CHECK(attend(other, id) == before);
+}

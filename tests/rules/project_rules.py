@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: The kvfolia authors
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rules of the house that a compiler does not check: project_rules.py ROOT."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(sys.argv[1])
+INCLUDE = ROOT / "include" / "kvfolia"
+
+# Which rooms a room's headers may include; a room may always include itself.
+ROOMS = {
+    "core": set(),
+    "layout": {"core"},
+    "quant": {"core"},
+    "evict": {"core"},
+    "select": {"core"},
+    "sizing": {"core"},
+    "page": {"core"},
+    "cache": {"page", "core"},
+    "ref": {"core"},
+    "cpu": {"core", "layout", "quant"},
+    "cuda": {"core", "layout", "quant"},
+    "tier": {"cache", "page", "core"},
+    "sched": {"cache", "page", "core"},
+    "dist": {"cache", "page", "core"},
+    "metrics": set(),
+}
+# Umbrellas, which belong to no room.
+UMBRELLAS = {"kvfolia.hpp", "cpu.hpp", "version.hpp"}
+BANNED_HEADERS = {"format", "ranges", "source_location"}
+
+violations = []
+
+
+def report(path, line, message):
+    violations.append(f"{path.relative_to(ROOT)}:{line}: {message}")
+
+
+def check_header(path):
+    room = path.relative_to(INCLUDE).parts[0]
+    text = path.read_text(encoding="utf-8")
+    if "#pragma once" not in text.splitlines()[:3]:
+        report(path, 3, "#pragma once must follow the licence lines")
+    if room not in ROOMS and room not in UMBRELLAS:
+        report(path, 1, f"'{room}' is not a room")
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+        if not match:
+            continue
+        kind, name = match.groups()
+        if kind == '"':
+            if not name.startswith("kvfolia/"):
+                report(path, number, f"own headers are included by their full name, not '{name}'")
+            elif room in ROOMS:
+                target = name.split("/")[1]
+                if target != room and target not in ROOMS[room]:
+                    report(path, number, f"{room} must not include {target}")
+            if name.endswith(".cuh") and path.suffix == ".hpp":
+                report(path, number, "a .hpp never includes a .cuh")
+        else:
+            if name.startswith("hwy/") and room != "cpu":
+                report(path, number, "only cpu includes Highway")
+            if re.match(r"cu(da|b/|blas)|thrust/|mma\.h", name) and path.suffix != ".cuh":
+                report(path, number, "CUDA headers appear only in .cuh files")
+            if name in BANNED_HEADERS:
+                report(path, number, f"<{name}> is missing from a compiler that is supported")
+
+
+def tracked_files():
+    # A source archive has no repository: then every file counts that is not a build's.
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, text=True, check=False)
+    if listed.returncode == 0:
+        return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+    return [p for p in ROOT.rglob("*") if p.is_file() and not {"build", ".git"} & set(p.relative_to(ROOT).parts)]
+
+
+def check_licence(path):
+    # JSON has no comments, and the licence is its own.
+    if path.suffix == ".json" or path.name == "LICENSE":
+        return
+    head = path.read_text(encoding="utf-8")[:400]
+    for tag in ("SPDX-FileCopyrightText: The kvfolia authors", "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"):
+        if tag not in head:
+            report(path, 1, f"no line '{tag}'")
+
+
+headers = sorted(p for p in INCLUDE.rglob("*") if p.suffix in {".hpp", ".cuh"})
+files = tracked_files()
+for header in headers:
+    check_header(header)
+for file in files:
+    check_licence(file)
+for violation in violations:
+    print(violation)
+print(f"{len(headers)} headers, {len(files)} files, {len(violations)} violations")
+sys.exit(1 if violations or not headers else 0)

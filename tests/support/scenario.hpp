@@ -1,0 +1,146 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Running steps of a cache on random tokens and holding attend() against ref.
+
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kvfolia/cpu.hpp"
+#include "kvfolia/kvfolia.hpp"
+#include "kvfolia/ref/attend.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace kvfolia_tests {
+
+using namespace kvfolia;
+
+/// Memory aligned as attend() wants its workspace.
+class Workspace {
+ public:
+  explicit Workspace(std::size_t bytes) : blocks_((bytes + 63) / 64), bytes_(bytes) {}
+  std::span<std::byte> span() { return {reinterpret_cast<std::byte*>(blocks_.data()), bytes_}; }
+
+ private:
+  struct alignas(64) Block {
+    std::byte bytes[64];
+  };
+  std::vector<Block> blocks_;
+  std::size_t bytes_;
+};
+
+/// Fails on NaN, unlike a comparison with `>`.
+struct Difference {
+  double error2 = 0.0;
+  double norm2 = 0.0;
+  double lse = 0.0;
+  double relative() const { return norm2 == 0.0 ? std::sqrt(error2) : std::sqrt(error2 / norm2); }
+};
+
+inline Difference compare(const std::vector<float>& out, const std::vector<NaturalLse>& lse,
+                          const ref::Attention& ref) {
+  Difference d;
+  REQUIRE(out.size() == ref.out.size());
+  REQUIRE(lse.size() == ref.lse.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    d.error2 += (out[i] - ref.out[i]) * (out[i] - ref.out[i]);
+    d.norm2 += ref.out[i] * ref.out[i];
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (std::isinf(ref.lse[i]) && lse[i].value == static_cast<float>(ref.lse[i])) continue;
+    const double difference = std::fabs(lse[i].value - ref.lse[i]);
+    if (!(difference <= d.lse)) d.lse = difference;
+  }
+  return d;
+}
+
+// fp32 arithmetic on the same pages: what the design allows every such kernel.
+inline constexpr double fp32_tolerance = 1e-5;
+
+inline void check_close(const Difference& d) {
+  CHECK(d.relative() <= fp32_tolerance);
+  CHECK(d.lse <= fp32_tolerance);
+}
+
+/// Fills every page with bytes that are NaN in all formats.
+template <class Cache>
+void poison(Cache& cache) {
+  for (int format = 0; format < format_count<typename Cache::Quant>; ++format)
+    for (std::int64_t page = 0; page < cache.pool(format).pages(); ++page)
+      for (int layer = 0; layer < cache.shape().layers; ++layer)
+        std::memset(cache.store().data(format, layer) + page * cache.store().page_stride(format), 0xff,
+                    static_cast<std::size_t>(cache.store().page_bytes(format) / cache.shape().layers));
+}
+
+/// Keys and values of a batch's new tokens for one layer.
+template <class Layout>
+struct NewTokens {
+  std::vector<float> keys;
+  std::vector<float> values;
+  AppendArgs args(int kv_heads) const {
+    AppendArgs args;
+    args.keys = {keys.data(), kv_heads * Layout::key_dim, Layout::key_dim};
+    args.values = {values.data(), kv_heads * Layout::value_dim, Layout::value_dim};
+    return args;
+  }
+};
+
+template <class Layout>
+NewTokens<Layout> random_tokens(Random& random, int tokens, int kv_heads) {
+  const auto count = static_cast<std::size_t>(tokens * kv_heads);
+  return {random.gauss(count * Layout::key_dim), random.gauss(count * Layout::value_dim)};
+}
+
+/// Queries and results of one attend().
+struct Attention {
+  std::vector<float> queries;
+  std::vector<float> out;
+  std::vector<NaturalLse> lse;
+  AttendArgs args;
+
+  template <class Layout>
+  static Attention make(Random& random, int tokens, int query_heads) {
+    Attention a;
+    const auto rows = static_cast<std::size_t>(tokens * query_heads);
+    a.queries = random.gauss(rows * Layout::key_dim);
+    a.out.assign(rows * Layout::value_dim, NAN);
+    a.lse.assign(rows, NaturalLse{NAN});
+    a.args.queries = {a.queries.data(), query_heads * Layout::key_dim, Layout::key_dim};
+    a.args.out = {a.out.data(), query_heads * Layout::value_dim, Layout::value_dim};
+    a.args.lse = {a.lse.data(), query_heads, 1};
+    return a;
+  }
+};
+
+/// Plans and runs attend() on one thread and checks it against ref.
+template <class Layout, class Quant>
+void check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, Attention& a,
+                  int query_heads) {
+  const auto plan = cpu::plan_attend(view, batch, {query_heads, 1});
+  REQUIRE(plan);
+  Workspace workspace(plan->workspace_bytes());
+  const auto ok = cpu::attend(view, batch, a.args, *plan, workspace.span(), cpu::serial);
+  REQUIRE(ok);
+  const auto expected = ref::attend(view, batch, a.args, query_heads);
+  REQUIRE(expected);
+  check_close(compare(a.out, a.lse, *expected));
+}
+
+/// Commits a step and appends random tokens to all layers.
+template <class Cache>
+Batch run_step(Cache& cache, Step step, Random& random) {
+  Batch batch = step.commit();
+  cache.store().copy(batch.copies(), cpu::serial);
+  for (int layer = 0; layer < cache.shape().layers; ++layer) {
+    const auto tokens = random_tokens<typename Cache::Layout>(random, batch.tokens(), cache.shape().kv_heads);
+    REQUIRE(cpu::append(cache.view(LayerId{layer}), batch, tokens.args(cache.shape().kv_heads), cpu::serial));
+  }
+  return batch;
+}
+
+}  // namespace kvfolia_tests
