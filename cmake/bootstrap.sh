@@ -15,8 +15,11 @@ preset=release
 run_demo() { # $1: the model
   show "$build_dir/examples/generate" --model "${1#"$root"/}" --tokens 64 \
     --chat "What is a cache? Answer in two sentences."
-  show "$build_dir/examples/generate" --model "${1#"$root"/}" --tokens 32 --forks 4 \
-    --prompt "Once upon a time, in a small village by the sea,"
+  # Four continuations of one prompt: its full pages are stored once.
+  show "$build_dir/examples/generate" --model "${1#"$root"/}" --tokens 24 --forks 4 --page-tokens 16 \
+    --prompt "The lighthouse keeper had written in his book every evening for thirty years: the wind, the \
+ships, the light. On the last page that he ever filled, in a hand that hardly shook, stood a sentence that nobody in \
+the village could explain. It said that"
 }
 
 run_test() {
@@ -254,7 +257,7 @@ jobs_at_once() { # the processors, but 2 GiB of memory for each compiler
 
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build_dir/CMakeCache.txt"; }
 
-build() {
+build() { # build [TARGET...]: all of it when none is named
   fresh=
   if [ -f "$build_dir/CMakeCache.txt" ]; then
     home=$(cached CMAKE_HOME_DIRECTORY)
@@ -276,7 +279,7 @@ build() {
   fi
   count=${CMAKE_BUILD_PARALLEL_LEVEL:-$(jobs_at_once)}
   say "building: $build_dir, $count files at once (log: $logs/build.log)"
-  if ! logged "$logs/build.log" cmake --build --preset "$preset" -j "$count"; then
+  if ! logged "$logs/build.log" cmake --build --preset "$preset" -j "$count" ${1:+--target "$@"}; then
     show_log "$logs/build.log"
     fail "building failed" "If a compiler was killed for lack of memory, set CMAKE_BUILD_PARALLEL_LEVEL=1."
   fi
@@ -310,6 +313,6 @@ mkdir -p -- "$logs" || fail "cannot write to $root/build"
 case $1 in
   deps) ensure_packages test ;;
   model) fetch_model; printf '%s\n' "$model" ;;
-  demo) ensure_packages demo; fetch_model; build; run_demo "$model" ;;
+  demo) ensure_packages demo; fetch_model; build generate; run_demo "$model" ;;
   test) ensure_packages test; fetch_model; build; run_test ;;
 esac
