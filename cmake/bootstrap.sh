@@ -27,11 +27,11 @@ run_test() {
 }
 
 packages="g++ cmake ninja-build python3 python3-pip git ca-certificates
-libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev libfmt-dev catch2 libbenchmark-dev"
+libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev"
 packages_test="clang clang-format"
 
 needs="  a C++20 compiler (GCC 12 or later), CMake 3.25 or later, Ninja, Python 3 with pip, git;
-  the development files of Eigen 3, PCRE2, nlohmann-json, CLI11, fmt, Catch2 and
+  the development files of Eigen 3, PCRE2, nlohmann-json, CLI11, Catch2 and
   Google Benchmark; for 'test' also clang and clang-format."
 
 # ---- plumbing ---------------------------------------------------------------
