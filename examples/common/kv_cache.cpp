@@ -4,7 +4,7 @@
 
 #include "common/kv_cache.hpp"
 
-#include <new>
+#include <cstddef>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -56,7 +56,7 @@ class PagedKvCache final : public KvCache {
     cache_.store().copy(batch_->copies(), exec_);
     plan_ = value_of(
         cpu::plan_attend(cache_.view(LayerId{0}), *batch_, {shape_.query_heads, exec_.concurrency()}));
-    workspace_.resize((plan_.workspace_bytes() + sizeof(Block) - 1) / sizeof(Block));
+    workspace_.resize(plan_.workspace_bytes());
   }
 
   void attend(int layer, const float* queries, const float* keys, const float* values, float* out) override {
@@ -69,7 +69,7 @@ class PagedKvCache final : public KvCache {
     AttendArgs attend;
     attend.queries = {queries, shape_.query_heads * dim, dim};
     attend.out = {out, shape_.query_heads * dim, dim};
-    check(cpu::attend(view, *batch_, attend, plan_, std::as_writable_bytes(std::span(workspace_)), exec_));
+    check(cpu::attend(view, *batch_, attend, plan_, workspace_, exec_));
   }
 
   void end() override { batch_.reset(); }
@@ -87,10 +87,6 @@ class PagedKvCache final : public KvCache {
   }
 
  private:
-  struct alignas(64) Block {
-    std::byte bytes[64];
-  };
-
   /// Enough for every sequence at its longest, and for a copy of each one's shared last page.
   static CacheConfig config(const KvShape& shape, const KvOptions& options) {
     const std::int64_t pages =
@@ -108,7 +104,7 @@ class PagedKvCache final : public KvCache {
   PagedCache<Layout, Quant, Evict> cache_;
   std::optional<Batch> batch_;
   cpu::AttendPlan plan_;
-  std::vector<Block> workspace_;
+  std::vector<std::byte> workspace_;
 };
 
 template <class Layout, class Quant>

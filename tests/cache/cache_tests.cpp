@@ -161,6 +161,23 @@ TEST_CASE("both sides of a fork that append in one step make one copy") {
   CHECK(cache.verify().empty());
 }
 
+TEST_CASE("a copy of a copy within one step reads the original page") {
+  Cache cache(config(8));
+  const SeqId parent = sequence_of(cache, 6);
+  Step first = cache.begin_step();
+  REQUIRE(first.fork(parent));
+  first.commit();
+  const PageId original = pages_of(cache, parent)[1].entry.page();
+  Step step = cache.begin_step();
+  REQUIRE((step.extend(parent, 1) && step.truncate(parent, 6)));  // the parent's last page is a copy now
+  const SeqId second = *step.fork(parent);
+  REQUIRE(step.extend(second, 1));
+  const Batch batch = step.commit();
+  REQUIRE(batch.copies().size() == 2);
+  for (const PageCopy& copy : batch.copies()) CHECK(copy.from == original);
+  CHECK(cache.verify().empty());
+}
+
 TEST_CASE("a fork of full pages needs no copy") {
   Cache cache(config(4));
   const SeqId parent = sequence_of(cache, 8);

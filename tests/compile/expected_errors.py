@@ -3,7 +3,8 @@
 """A policy that does not fit gives one error, with a line that names what is missing.
 
 expected_errors.py INCLUDE_DIR COMPILER...: every tests/compile/errors/*.cpp must fail with each compiler.
-A line `// expect: WORDS` in it gives what one line of the output must contain.
+A line `// expect: WORDS` in it gives what one line of the output must contain; `// flags: FLAG` what is wrong
+with the command rather than with the file.
 """
 
 import pathlib
@@ -17,6 +18,7 @@ failures = 0
 for case in cases:
     text = case.read_text(encoding="utf-8")
     expected = re.findall(r"// expect: (.+)", text)
+    flags = re.findall(r"// flags: (\S+)", text)
     assert expected, f"{case}: nothing is expected"
     for compiler in compilers:
         def run(*flags):
@@ -25,7 +27,7 @@ for case in cases:
 
         # The same file is fine once the fault is mended: it fails for that reason and no other.
         mended = run("-DMENDED")
-        broken = run()
+        broken = run(*flags)
         # GCC says once more that what it has refused names no type.
         errors = [line for line in broken.stderr.splitlines()
                   if re.search(r"\berror:", line) and "<expression error>" not in line]

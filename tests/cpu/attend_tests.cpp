@@ -208,8 +208,8 @@ TEST_CASE_METHOD(Small, "16-bit queries and outputs are widened and rounded") {
   a.args.queries = {queries.data(), heads * 64, 64};
   a.args.out = {out.data(), heads * 64, 64};
   const auto plan = cpu::plan_attend(view(), batch, {heads, 1});
-  Workspace workspace(plan->workspace_bytes());
-  REQUIRE(cpu::attend(view(), batch, a.args, *plan, workspace.span(), cpu::serial));
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  REQUIRE(cpu::attend(view(), batch, a.args, *plan, workspace, cpu::serial));
   int wrong = 0;
   for (std::size_t i = 0; i < out.size(); ++i) wrong += out[i].bits != bf16(a.out[i]).bits;
   CHECK(wrong == 0);
@@ -230,8 +230,8 @@ TEST_CASE_METHOD(Small, "strided queries, outputs and log-sum-exps stay in their
   args.out = {out.data(), stride, 80};
   args.lse = {lse.data(), 10, 1};
   const auto plan = cpu::plan_attend(view(), batch, {heads, 1});
-  Workspace workspace(plan->workspace_bytes());
-  REQUIRE(cpu::attend(view(), batch, args, *plan, workspace.span(), cpu::serial));
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  REQUIRE(cpu::attend(view(), batch, args, *plan, workspace, cpu::serial));
   int wrong = 0;
   for (std::size_t t = 0; t < rows; ++t)
     for (std::size_t i = 0; i < stride; ++i) {
@@ -247,35 +247,35 @@ TEST_CASE_METHOD(Small, "strided queries, outputs and log-sum-exps stay in their
 
 TEST_CASE_METHOD(Small, "bad arguments are named and nothing is written") {
   const auto plan = cpu::plan_attend(view(), batch, {heads, 1});
-  Workspace workspace(plan->workspace_bytes() + 64);
+  std::vector<std::byte> workspace(plan->workspace_bytes() + 64);
   const auto run = [&](const AttendArgs& args, std::span<std::byte> space) {
     return cpu::attend(view(), batch, args, *plan, space, cpu::serial);
   };
   AttendArgs args = a.args;
   SECTION("no queries") {
     args.queries.data = nullptr;
-    CHECK(std::string(run(args, workspace.span()).error().subject) == "args.queries");
+    CHECK(std::string(run(args, workspace).error().subject) == "args.queries");
   }
   SECTION("no output") {
     args.out.data = nullptr;
-    CHECK(std::string(run(args, workspace.span()).error().subject) == "args.out");
+    CHECK(std::string(run(args, workspace).error().subject) == "args.out");
   }
   SECTION("workspace one byte short") {
-    const auto error = run(args, workspace.span().first(plan->workspace_bytes() - 1)).error();
+    const auto error = run(args, std::span(workspace).first(plan->workspace_bytes() - 1)).error();
     CHECK(error.code == Errc::workspace_too_small);
     CHECK(error.needed == static_cast<std::int64_t>(plan->workspace_bytes()));
   }
   SECTION("workspace misaligned") {
-    CHECK(run(args, workspace.span().subspan(4)).error().code == Errc::invalid_argument);
+    CHECK(run(args, std::span(workspace).subspan(4)).error().code == Errc::invalid_argument);
   }
   SECTION("partial output that is not float") {
     args.partial = true;
     args.out.type = DType::fp16;
-    CHECK(run(args, workspace.span()).error().code == Errc::invalid_argument);
+    CHECK(run(args, workspace).error().code == Errc::invalid_argument);
   }
   SECTION("a plan for another batch") {
     const BatchView empty;
-    CHECK(cpu::attend(view(), empty, args, *plan, workspace.span(), cpu::serial).error().code ==
+    CHECK(cpu::attend(view(), empty, args, *plan, workspace, cpu::serial).error().code ==
           Errc::invalid_argument);
   }
   SECTION("query heads that are no multiple of the KV heads") {

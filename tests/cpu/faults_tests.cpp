@@ -66,8 +66,8 @@ struct Hand {
     args.scale = 1.0f;
     const auto plan = cpu::plan_attend(view, batch(), {heads, concurrency});
     REQUIRE(plan);
-    Workspace workspace(plan->workspace_bytes());
-    REQUIRE(cpu::attend(view, batch(), args, *plan, workspace.span(), cpu::serial));
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    REQUIRE(cpu::attend(view, batch(), args, *plan, workspace, cpu::serial));
   }
   void check(std::size_t row, float value) const {
     for (std::size_t d = 0; d < Dim; ++d) CHECK(out[row * Dim + d] == Approx(value).margin(1e-6));
@@ -138,8 +138,8 @@ TEST_CASE("lengths 0 and 1 in one batch") {
   for (const bool with_sink : {false, true}) {
     args.sink_logits = with_sink ? &sink : nullptr;
     const auto plan = cpu::plan_attend(hand.view, batch, {1, 1});
-    Workspace workspace(plan->workspace_bytes());
-    REQUIRE(cpu::attend(hand.view, batch, args, *plan, workspace.span(), cpu::serial));
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    REQUIRE(cpu::attend(hand.view, batch, args, *plan, workspace, cpu::serial));
     for (int d = 0; d < 64; ++d) CHECK(out[static_cast<std::size_t>(d)] == 0.0f);
     if (with_sink)
       CHECK(lse[0].value == sink);
@@ -253,6 +253,27 @@ TEST_CASE("an append to a page that does not exist writes nothing") {
     batch.slots = slots;
     CHECK(cpu::append(hand.view, batch, tokens.args(1), cpu::serial).error().code == Errc::invalid_argument);
     for (const float x : hand.keys) CHECK(std::isnan(x));
+  }
+}
+
+TEST_CASE("non-finite input is an error where checks are on, and visible where they are not") {
+  Hand<64> hand(4, 1);
+  hand.row(2, {0}, 2);
+  std::vector<float> x(128, 1.0f);
+  x[70] = INFINITY;
+  const std::int64_t slots[] = {0, 1};
+  BatchView batch = hand.batch();
+  batch.slots = slots;
+  AppendArgs args;
+  args.keys = args.values = {x.data(), 64, 64};
+  const auto ok = cpu::append(hand.view, batch, args, cpu::serial);
+  CHECK(ok.has_value() == !is_checked);
+  if (!ok) {
+    CHECK(ok.error().code == Errc::non_finite_input);
+    CHECK(ok.error().needed == 1);
+    for (const float k : hand.keys) CHECK(std::isnan(k));
+  } else {
+    CHECK(std::isinf(hand.keys[70]));
   }
 }
 

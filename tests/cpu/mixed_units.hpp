@@ -40,12 +40,8 @@ inline Unit run_unit() {
   args.queries = {queries.data(), 64, 64};
   args.out = {out.data(), 64, 64};
   const auto plan = cpu::plan_attend(view, batch, {1, 1});
-  struct alignas(64) Block {
-    std::byte bytes[64];
-  };
-  std::vector<Block> workspace(plan->workspace_bytes() / 64 + 1);
-  static_cast<void>(
-      cpu::attend(view, batch, args, *plan, std::as_writable_bytes(std::span(workspace)), cpu::serial));
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  static_cast<void>(cpu::attend(view, batch, args, *plan, workspace, cpu::serial));
   using Kernel = Result<> (*)(const Cache::View&, const BatchView&, const AttendArgs&, const cpu::AttendPlan&,
                               std::span<std::byte>, const cpu::Serial&) noexcept;
   const Kernel kernel = &cpu::attend<Cache::Layout, Int8, const cpu::Serial&>;

@@ -83,11 +83,11 @@ Bits through_cache(const Text& text, int page_tokens, const std::vector<int>& ch
     args.lse = {bits.lse.data() + done * heads, heads, 1};
     const auto plan = cpu::plan_attend(view, batch, {heads, threads});
     REQUIRE(plan);
-    Workspace workspace(plan->workspace_bytes());
+    std::vector<std::byte> workspace(plan->workspace_bytes());
     if (threads == 1)
-      REQUIRE(cpu::attend(view, batch, args, *plan, workspace.span(), cpu::serial));
+      REQUIRE(cpu::attend(view, batch, args, *plan, workspace, cpu::serial));
     else
-      REQUIRE(cpu::attend(view, batch, args, *plan, workspace.span(), Threads{threads}));
+      REQUIRE(cpu::attend(view, batch, args, *plan, workspace, Threads{threads}));
     done += n;
   }
   return bits;
@@ -168,8 +168,8 @@ TEST_CASE("a sequence's bits do not depend on its company") {
     args.queries = {queries.data(), heads * dims, dims};
     args.out = {out.data(), heads * dims, dims};
     const auto plan = cpu::plan_attend(view, batch, {heads, 4});
-    Workspace workspace(plan->workspace_bytes());
-    REQUIRE(cpu::attend(view, batch, args, *plan, workspace.span(), Threads{4}));
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    REQUIRE(cpu::attend(view, batch, args, *plan, workspace, Threads{4}));
     return std::vector<float>(out.end() - text.tokens * heads * dims, out.end());
   };
   const std::vector<float> alone = alone_and_together(0);

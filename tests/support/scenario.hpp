@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -19,20 +18,6 @@
 namespace kvfolia_tests {
 
 using namespace kvfolia;
-
-/// Memory aligned as attend() wants its workspace.
-class Workspace {
- public:
-  explicit Workspace(std::size_t bytes) : blocks_((bytes + 63) / 64), bytes_(bytes) {}
-  std::span<std::byte> span() { return {reinterpret_cast<std::byte*>(blocks_.data()), bytes_}; }
-
- private:
-  struct alignas(64) Block {
-    std::byte bytes[64];
-  };
-  std::vector<Block> blocks_;
-  std::size_t bytes_;
-};
 
 /// Fails on NaN, unlike a comparison with `>`.
 struct Difference {
@@ -123,8 +108,8 @@ void check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, 
                   int query_heads) {
   const auto plan = cpu::plan_attend(view, batch, {query_heads, 1});
   REQUIRE(plan);
-  Workspace workspace(plan->workspace_bytes());
-  const auto ok = cpu::attend(view, batch, a.args, *plan, workspace.span(), cpu::serial);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto ok = cpu::attend(view, batch, a.args, *plan, workspace, cpu::serial);
   REQUIRE(ok);
   const auto expected = ref::attend(view, batch, a.args, query_heads);
   REQUIRE(expected);

@@ -81,7 +81,7 @@ class Step {
     if (copies_tail) {
       const TablePage old = s.pages.back();
       const TableEntry fresh = state_->allocate(old.entry.format());
-      work().copies.push_back({old.entry.format(), old.entry.page(), fresh.page()});
+      work().copies.push_back({old.entry.format(), original(old.entry), fresh.page()});
       log(index, detail::ReplacedTail{old});
       state_->give_up(old.entry);
       s.pages.back().entry = fresh;
@@ -185,6 +185,14 @@ class Step {
   template <class What>
   void log(std::size_t index, What&& what) {
     work().undo.push_back({index, std::forward<What>(what)});
+  }
+
+  /// The page whose bytes `entry` has once the step's copies are carried out: copies of one step do
+  /// not depend on each other.
+  PageId original(TableEntry entry) {
+    for (const PageCopy& copy : work().copies)
+      if (copy.format == entry.format() && copy.to == entry.page()) return copy.from;
+    return entry.page();
   }
 
   /// Logs the gap as it is now; the caller moves it.

@@ -92,25 +92,40 @@ KVF_HD decltype(auto) visit_format(const PagedView<Layout, Quant>& view, TableEn
   }
 }
 
-/// Says what is wrong with a view that somebody filled in by hand.
+namespace detail {
+
+/// Checks the planes of a format that has pages.
+template <LayoutPolicy Layout, QuantPolicy Quant>
+Result<> validate(const FormatView& format, int page_tokens) {
+  if (format.pages < 0 || format.pages > TableEntry::max_pages)
+    return bad_argument("view.formats.pages", format.pages, TableEntry::max_pages);
+  if (format.pages == 0) return {};
+  const bool params = Quant::param_bytes(Layout::key_dim, page_tokens) > 0;
+  const auto plane = [&](const PlaneView& codes, const PlaneView& parameters, bool strided,
+                         const char* subject) {
+    const bool complete = codes.base && (!params || parameters.base) &&
+                          (!strided || codes.slot_stride != 0) && (!params || parameters.slot_stride != 0);
+    return complete ? Result<>() : bad_argument(subject);
+  };
+  if (auto ok = plane(format.keys, format.key_params, Layout::KeyOrder::strided, "view.formats.keys"); !ok)
+    return ok;
+  if (Layout::shares_key_value) return {};
+  return plane(format.values, format.value_params, Layout::ValueOrder::strided, "view.formats.values");
+}
+
+}  // namespace detail
+
+/// Says what is wrong with a view that somebody filled in by hand. A plane is named when its base, a
+/// stride between its slots, or that of its parameters is missing.
 template <class Layout, class Quant>
 Result<> validate(const PagedView<Layout, Quant>& view) {
   if (view.kv_heads <= 0) return detail::bad_argument("view.kv_heads", view.kv_heads, 1);
   if (!page_tokens_fit<Layout>(view.page_tokens))
     return detail::bad_argument("view.page_tokens", view.page_tokens, Layout::page_tokens);
-  if (!view.formats[coded_format].keys.base) return detail::bad_argument("view.formats[0].keys.base");
-  if (!Layout::shares_key_value && !view.formats[coded_format].values.base)
-    return detail::bad_argument("view.formats[0].values.base");
-  for (const FormatView& format : view.formats) {
-    if (format.pages < 0 || format.pages > TableEntry::max_pages)
-      return detail::bad_argument("view.formats.pages", format.pages, TableEntry::max_pages);
-    const bool slots = format.pages == 0 || !Layout::KeyOrder::strided || format.keys.slot_stride != 0;
-    if (!slots) return detail::bad_argument("view.formats.keys.slot_stride");
-  }
-  if (Quant::param_bytes(Layout::key_dim, view.page_tokens) > 0 &&
-      (!view.formats[coded_format].key_params.base ||
-       (!Layout::shares_key_value && !view.formats[coded_format].value_params.base)))
-    return detail::bad_argument("view.formats[0].key_params.base");
+  if (auto ok = detail::validate<Layout, Quant>(view.formats[coded_format], view.page_tokens); !ok) return ok;
+  if constexpr (format_count < Quant >> 1)
+    return detail::validate<Layout, typename Quant::Exact>(view.formats[exact_format<Quant>],
+                                                           view.page_tokens);
   return {};
 }
 

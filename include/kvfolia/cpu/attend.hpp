@@ -231,7 +231,7 @@ class AttendTask {
 }  // namespace detail
 
 /// Computes `args.out` and `args.lse` for every query of the batch: decode and prefill rows together.
-/// `workspace` has at least plan.workspace_bytes() and is aligned to 64 bytes. Allocates nothing,
+/// `workspace` has at least plan.workspace_bytes(), aligned as operator new aligns. Allocates nothing,
 /// throws nothing; writes nothing when it returns an error.
 template <class Layout, class Quant, class Exec>
 Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
@@ -250,8 +250,8 @@ Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, co
   if (workspace.size() < plan.workspace_bytes())
     return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),
                  static_cast<std::int64_t>(workspace.size())};
-  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 64 != 0)
-    return bad_argument("workspace (alignment)", 64);
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % workspace_alignment != 0)
+    return bad_argument("workspace (alignment)", workspace_alignment);
 
   auto* floats = reinterpret_cast<float*>(workspace.data());
   float* states = floats + plan.config.concurrency * plan.scratch_floats;

@@ -21,6 +21,8 @@ namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
 inline constexpr int tile_positions = 256;
 /// Tokens decoded and scored at a time.
 inline constexpr int chunk_tokens = 32;
+/// Of attend()'s workspace, in bytes: what operator new gives.
+inline constexpr int workspace_alignment = alignof(std::max_align_t);
 /// Queries of one row that share a decoded key.
 inline constexpr int query_block = 16;
 
@@ -58,7 +60,7 @@ struct AttendPlan {
   std::int64_t state_floats = 0;    ///< of one query, head and tile
   std::int64_t states = 0;
 
-  /// Exactly what attend() needs, aligned to 64 bytes.
+  /// Exactly what attend() needs, aligned to workspace_alignment.
   std::size_t workspace_bytes() const {
     return static_cast<std::size_t>(config.concurrency * scratch_floats + states * state_floats) *
            sizeof(float);
@@ -67,19 +69,17 @@ struct AttendPlan {
 
 namespace detail {
 
-constexpr std::int64_t align_floats(std::int64_t n) { return kvfolia::detail::round_up(n, 16); }
-
 /// Where one worker's arrays lie, in floats. `rows` counts queries times heads of a group.
 template <class Layout>
 struct Scratch {
   std::int64_t rows;
 
   constexpr std::int64_t queries() const { return 0; }
-  constexpr std::int64_t tile() const { return align_floats(rows * Layout::key_dim); }
-  constexpr std::int64_t total() const { return tile() + align_floats(rows * (Layout::value_dim + 2)); }
-  constexpr std::int64_t keys() const { return total() + align_floats(rows * (Layout::value_dim + 2)); }
+  constexpr std::int64_t tile() const { return rows * Layout::key_dim; }
+  constexpr std::int64_t total() const { return tile() + rows * (Layout::value_dim + 2); }
+  constexpr std::int64_t keys() const { return total() + rows * (Layout::value_dim + 2); }
   constexpr std::int64_t values() const { return keys() + Layout::key_dim * chunk_tokens; }
-  constexpr std::int64_t size() const { return values() + align_floats(Layout::value_dim * chunk_tokens); }
+  constexpr std::int64_t size() const { return values() + Layout::value_dim * chunk_tokens; }
 };
 
 /// One past the last tile that has a key.
