@@ -26,11 +26,11 @@ run_test() {
   ctest --preset "$preset" --no-tests=error || fail "some tests failed"
 }
 
-packages="g++ cmake ninja-build python3 python3-pip git ca-certificates
+packages="g++ cmake ninja-build pkg-config python3 python3-pip git ca-certificates
 libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev"
 packages_test="clang clang-format"
 
-needs="  a C++20 compiler (GCC 12 or later), CMake 3.25 or later, Ninja, Python 3 with pip, git;
+needs="  a C++20 compiler (GCC 12 or later), CMake 3.25 or later, Ninja, pkg-config, Python 3 with pip, git;
   the development files of Eigen 3, PCRE2, nlohmann-json, CLI11, Catch2 and
   Google Benchmark; for 'test' also clang and clang-format."
 
@@ -124,7 +124,7 @@ at_least() { # at_least HAVE WANT: two numbers with dots
 }
 
 known_distribution() { # sets distribution
-  file=${KVF_OS_RELEASE:-/etc/os-release} # only the tests of this script set it
+  file=${KVF_OS_RELEASE:-/etc/os-release} # set by tests/package/bootstrap.sh
   distribution="an unknown system"
   [ -r "$file" ] || return 1
   case $file in */*) ;; *) file=./$file ;; esac

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 include(CMakePackageConfigHelpers)
-include(GNUInstallDirs)
 
 set(kvfolia_package_dir ${CMAKE_INSTALL_DATADIR}/cmake/kvfolia)
 install(DIRECTORY include/kvfolia DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

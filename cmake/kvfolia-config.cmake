@@ -4,7 +4,6 @@
 # find_package(kvfolia [COMPONENTS cpu cuda]): kvfolia::kvfolia always, kvfolia::cpu and kvfolia::cuda
 # on request.
 
-include(CMakeFindDependencyMacro)
 include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-export.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-cuda.cmake)
 

@@ -7,15 +7,19 @@
 #include <algorithm>
 #include <chrono>
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/chat.hpp"
@@ -60,7 +64,7 @@ std::string default_model() {
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error(path + ": cannot be read");
+  if (!file || std::filesystem::is_directory(path)) throw std::runtime_error(path + ": cannot be read");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -87,34 +91,103 @@ class Printer {
   bool on_;
 };
 
+/// The prompt, in chunks that bound the memory of activations; gives the logits behind its last token.
+Activations read_prompt(const Llama& model, KvCache& cache, SeqId sequence, std::span<const TokenId> tokens) {
+  constexpr std::size_t chunk = 256;
+  Activations logits;
+  for (std::size_t done = 0; done < tokens.size(); done += chunk) {
+    const Llama::Row row{sequence, tokens.subspan(done, std::min(chunk, tokens.size() - done))};
+    logits = model.forward({&row, 1}, cache);
+  }
+  return logits;
+}
+
+/// Gives every continuation up to `limit` tokens, one of each a step, and calls `seen` after each
+/// step. Returns how many tokens went through the model.
+template <class Seen>
+std::int64_t continue_all(const Llama& model, KvCache& cache, std::vector<Continuation>& continuations,
+                          Activations logits, TokenId eos, int limit, Seen seen) {
+  std::int64_t forwarded = 0;
+  for (int step = 0; step < limit; ++step) {
+    std::vector<Continuation*> live;
+    for (Continuation& c : continuations)
+      if (!c.ended) live.push_back(&c);
+    if (live.empty()) break;
+    if (step > 0) {
+      std::vector<Llama::Row> rows;
+      for (const Continuation* c : live) rows.push_back({c->sequence, std::span(&c->tokens.back(), 1)});
+      logits = model.forward(rows, cache);
+      forwarded += static_cast<std::int64_t>(rows.size());
+    }
+    for (std::size_t i = 0; i < live.size(); ++i) {
+      // The first tokens of all come from the prompt's one row of logits.
+      const auto row = step == 0 ? 0 : static_cast<Eigen::Index>(i);
+      const Choice choice =
+          live[i]->sampler.choose({logits.row(row).data(), static_cast<std::size_t>(logits.cols())});
+      live[i]->tokens.push_back(choice.token);
+      live[i]->logprobs.push_back(choice.logprob);
+      live[i]->ended = choice.token == eos;
+    }
+    seen(step + 1);
+  }
+  return forwarded;
+}
+
+struct Figures {
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  std::int64_t forwarded = 0;
+  double bytes_per_token = 0.0;
+  KvCache::Report report;
+};
+
 nlohmann::json describe(const Tokenizer& tokenizer, const Continuation& c) {
   return {{"text", text_of(tokenizer, c.tokens)}, {"tokens", c.tokens}, {"logprobs", c.logprobs}};
 }
 
-/// Takes every continuation's next token from its row of logits.
-void choose(std::vector<Continuation*>& live, const Activations& logits, const Tokenizer& tokenizer,
-            Printer& printer, bool print) {
-  for (std::size_t i = 0; i < live.size(); ++i) {
-    Continuation& c = *live[i];
-    // Forks of one prompt all start from its one row of logits.
-    const auto row = std::min(static_cast<Eigen::Index>(i), logits.rows() - 1);
-    const Choice choice = c.sampler.choose({logits.row(row).data(), static_cast<std::size_t>(logits.cols())});
-    c.tokens.push_back(choice.token);
-    c.logprobs.push_back(choice.logprob);
-    c.ended = choice.token == tokenizer.eos();
-    if (print) printer.print(tokenizer.decode(choice.token));
+void print_json(const Options& options, const Tokenizer& tokenizer, const std::vector<TokenId>& prompt,
+                const std::vector<Continuation>& continuations, const Figures& figures) {
+  nlohmann::json json = describe(tokenizer, continuations.front());
+  json["prompt_tokens"] = prompt;
+  json["prefill_seconds"] = figures.prefill_seconds;
+  json["decode_seconds"] = figures.decode_seconds;
+  json["cache_bytes_per_token"] = figures.bytes_per_token;
+  json["pages_used"] = figures.report.pages_used;
+  if (options.forks > 0) {
+    for (const Continuation& c : continuations) json["forks"].push_back(describe(tokenizer, c));
+    json["pages_shared"] = figures.report.pages_shared;
+    json["bytes_saved"] = figures.report.bytes_saved;
   }
+  // A token may end inside a character.
+  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-int generate(const Options& options) {
+void print_figures(const Options& options, std::size_t prompt_tokens, const Figures& figures) {
+  constexpr double mib = 1 << 20;
+  std::printf("\nprompt     %zu tokens, %.1f tokens/s\n", prompt_tokens,
+              static_cast<double>(prompt_tokens) / figures.prefill_seconds);
+  if (figures.forwarded > 0)
+    std::printf("generated  %.1f tokens/s\n",
+                static_cast<double>(figures.forwarded) / figures.decode_seconds);
+  std::printf("cache      %s, %.0f bytes a token, %lld pages of %d tokens, %.2f MiB\n",
+              options.policy.c_str(), figures.bytes_per_token,
+              static_cast<long long>(figures.report.pages_used), options.page_tokens,
+              static_cast<double>(figures.report.bytes_used) / mib);
+  if (options.forks > 0)
+    std::printf("sharing    %lld pages have several owners; copies would take %.2f MiB more\n",
+                static_cast<long long>(figures.report.pages_shared),
+                static_cast<double>(figures.report.bytes_saved) / mib);
+}
+
+void generate(const Options& options) {
   const Policy policy = parse_policy(options.policy);
   const std::string prompt = options.prompt_file.empty() ? options.prompt : read_file(options.prompt_file);
   const int threads = options.threads > 0
                           ? options.threads
                           : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const GgufFile file = GgufFile::open(options.model.empty() ? default_model() : options.model);
+  const Llama model(file, threads);  // before the tokenizer: it knows what architecture the file is of
   const Tokenizer tokenizer(file);
-  const Llama model(file, threads);
   if (tokenizer.vocab_size() != model.vocabulary())
     throw std::runtime_error(file.path() + ": the vocabulary and the embedding differ in size");
 
@@ -124,8 +197,8 @@ int generate(const Options& options) {
   const auto total = static_cast<std::int64_t>(prompt_tokens.size()) + options.tokens;
   if (total > model.context_length())
     throw std::runtime_error("prompt and --tokens make " + std::to_string(total) +
-                             " tokens, the model's context holds " + std::to_string(model.context_length()));
-
+                             " tokens, the model's context holds " + std::to_string(model.context_length()) +
+                             ": shorten one of them");
   const int count = std::max(1, options.forks);
   const auto cache = make_kv_cache(
       model.kv_shape(), {.policy = policy,
@@ -135,82 +208,57 @@ int generate(const Options& options) {
                          .max_tokens = static_cast<std::int32_t>(total),
                          .threads = threads});
 
-  // The prompt, in chunks that bound the memory of activations.
-  constexpr std::size_t chunk = 256;
+  // One text is printed as it comes; of several, only their progress, and that on a terminal.
+  Printer printer(!options.json && options.forks == 0);
+  if (!options.json && options.chat.empty()) std::printf("%s", prompt.c_str()), std::fflush(stdout);
+
+  Figures figures;
   const auto start = std::chrono::steady_clock::now();
   const SeqId root = cache->create();
-  Activations logits;
-  for (std::size_t done = 0; done < prompt_tokens.size(); done += chunk) {
-    const Llama::Row row{
-        root, std::span(prompt_tokens).subspan(done, std::min(chunk, prompt_tokens.size() - done))};
-    logits = model.forward({&row, 1}, *cache);
-  }
-  const double prefill_seconds = seconds_since(start);
+  Activations logits = read_prompt(model, *cache, root, prompt_tokens);
+  figures.prefill_seconds = seconds_since(start);
 
   const double temperature = options.temperature >= 0.0 ? options.temperature : options.forks > 0 ? 0.8 : 0.0;
   std::vector<Continuation> continuations;
   for (int i = 0; i < count; ++i)
     continuations.push_back(
         {i == 0 ? root : cache->fork(root), {temperature, options.seed + static_cast<std::uint64_t>(i)}});
-  Printer printer(!options.json && options.forks == 0);
-  if (options.chat.empty()) printer.print(text_of(tokenizer, prompt_tokens));
-
+  const bool progress = options.forks > 0 && ::isatty(STDERR_FILENO) != 0;
   const auto decode_start = std::chrono::steady_clock::now();
-  std::int64_t decoded = 0;
-  for (int step = 0; step < options.tokens; ++step) {
-    std::vector<Continuation*> live;
-    for (Continuation& c : continuations)
-      if (!c.ended) live.push_back(&c);
-    if (live.empty()) break;
-    if (step > 0) {
-      std::vector<Llama::Row> rows;
-      for (const Continuation* c : live) rows.push_back({c->sequence, std::span(&c->tokens.back(), 1)});
-      logits = model.forward(rows, *cache);
-    }
-    choose(live, logits, tokenizer, printer, options.forks == 0);
-    decoded += static_cast<std::int64_t>(live.size());
-  }
+  figures.forwarded = continue_all(model, *cache, continuations, std::move(logits), tokenizer.eos(),
+                                   options.tokens, [&](int step) {
+                                     printer.print(tokenizer.decode(continuations.front().tokens.back()));
+                                     if (progress)
+                                       std::fprintf(stderr, "\r\033[K%d of %d tokens", step, options.tokens);
+                                   });
+  figures.decode_seconds = seconds_since(decode_start);
   printer.finish();
-  const double decode_seconds = seconds_since(decode_start);
+  if (progress) std::fprintf(stderr, "\r\033[K");
 
-  const KvCache::Report report = cache->report();
+  figures.report = cache->report();
   std::int64_t stored = 0;  // tokens over all sequences, shared ones counted for each
   for (const Continuation& c : continuations) stored += cache->length(c.sequence);
-  const double bytes_per_token = static_cast<double>(report.bytes_used) / static_cast<double>(stored);
+  figures.bytes_per_token = static_cast<double>(figures.report.bytes_used) / static_cast<double>(stored);
 
   if (options.json) {
-    nlohmann::json json = describe(tokenizer, continuations.front());
-    json["prompt_tokens"] = prompt_tokens;
-    json["prefill_seconds"] = prefill_seconds;
-    json["decode_seconds"] = decode_seconds;
-    json["cache_bytes_per_token"] = bytes_per_token;
-    json["pages_used"] = report.pages_used;
-    if (options.forks > 0) {
-      for (const Continuation& c : continuations) json["forks"].push_back(describe(tokenizer, c));
-      json["pages_shared"] = report.pages_shared;
-      json["bytes_saved"] = report.bytes_saved;
-    }
-    // A token may end inside a character.
-    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
-    return 0;
+    print_json(options, tokenizer, prompt_tokens, continuations, figures);
+  } else {
+    if (options.forks > 0)
+      for (std::size_t i = 0; i < continuations.size(); ++i)
+        std::printf("\n\n--- fork %zu\n%s", i, text_of(tokenizer, continuations[i].tokens).c_str());
+    std::printf("\n");
+    print_figures(options, prompt_tokens.size(), figures);
   }
-  if (options.forks > 0) {
-    std::printf("%s\n", text_of(tokenizer, prompt_tokens).c_str());
-    for (std::size_t i = 0; i < continuations.size(); ++i)
-      std::printf("\n--- fork %zu\n%s\n", i, text_of(tokenizer, continuations[i].tokens).c_str());
-  }
-  std::printf("\n\nprompt     %zu tokens, %.1f tokens/s\n", prompt_tokens.size(),
-              static_cast<double>(prompt_tokens.size()) / prefill_seconds);
-  std::printf("generated  %lld tokens, %.1f tokens/s\n", static_cast<long long>(decoded),
-              static_cast<double>(decoded) / decode_seconds);
-  std::printf("cache      %s, %.0f bytes a token, %lld pages of %d tokens, %.2f MiB\n", policy.name.c_str(),
-              bytes_per_token, static_cast<long long>(report.pages_used), options.page_tokens,
-              static_cast<double>(report.bytes_used) / (1 << 20));
-  if (options.forks > 0)
-    std::printf("sharing    %lld pages have several owners; copies would take %.2f MiB more\n",
-                static_cast<long long>(report.pages_shared),
-                static_cast<double>(report.bytes_saved) / (1 << 20));
-  return 0;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout))
+    throw std::runtime_error("the output could not be written");
+}
+
+/// Errors are one line, whatever a file or an argument holds.
+int fail(int status, std::string message) {
+  for (char& c : message)
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  std::fprintf(stderr, "generate: %s\n", message.c_str());
+  return status;
 }
 
 }  // namespace
@@ -229,7 +277,12 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--temperature", options.temperature, "0 is greedy [0; 0.8 with --forks]")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(CLI::Validator(
+          [](const std::string& text) {  // CLI::Range lets NaN pass
+            const double value = std::strtod(text.c_str(), nullptr);
+            return value >= 0.0 && value <= 100.0 ? std::string() : text + " is not in 0 to 100";
+          },
+          "in [0 - 100]"));
   app.add_option("--seed", options.seed, "of sampling; fork i takes seed + i")->capture_default_str();
   app.add_option("--policy", options.policy, policy_help)->capture_default_str();
   app.add_option("--page-tokens", options.page_tokens, "tokens a page")
@@ -247,18 +300,19 @@ int main(int argc, char** argv) {
   app.add_option("--forks", options.forks, "continuations that share the prompt's pages")
       ->check(CLI::Range(1, 4096));
   app.add_flag("--json", options.json, "print one JSON object instead of text");
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error like any other
   try {
     app.parse(argc, argv);
-    return generate(options);
+    generate(options);
+    return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::fprintf(stderr, "generate: %s; see generate --help\n", error.what());
-    return 2;
+    return fail(2, std::string(error.what()) + "; see generate --help");
   } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "generate: %s\n", error.what());
-    return 2;
+    return fail(2, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(1, "there is not enough memory: ask for fewer tokens or forks, or another policy");
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "generate: %s\n", error.what());
-    return 1;
+    return fail(1, error.what());
   }
 }

@@ -232,7 +232,8 @@ GgufFile GgufFile::open(const std::string& path) {
   const auto system_error = [&](const char* action) {
     return std::runtime_error(path + ": cannot " + action + ": " + std::strerror(errno));
   };
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Opening must not wait for a pipe's writer; for a regular file O_NONBLOCK means nothing.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.fd < 0) throw system_error("open");
   struct stat status {};
   if (::fstat(file.fd, &status) != 0) throw system_error("stat");

@@ -4,6 +4,7 @@
 
 #include "common/kv_cache.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <stdexcept>
@@ -91,7 +92,7 @@ class PagedKvCache final : public KvCache {
   static CacheConfig config(const KvShape& shape, const KvOptions& options) {
     const std::int64_t pages =
         (std::int64_t{options.max_tokens} + options.page_tokens - 1) / options.page_tokens + 2;
-    const std::int64_t sinks = options.policy.exact_sink_pages;
+    const std::int64_t sinks = std::min<std::int64_t>(options.policy.exact_sink_pages, pages);
     return {.shape = {shape.layers, shape.kv_heads, options.page_tokens},
             .pages = options.max_sequences * pages,
             .exact_pages = options.max_sequences * (sinks > 0 ? sinks + 1 : 0),

@@ -23,4 +23,5 @@
 #include "kvfolia/page/verify.hpp"
 #include "kvfolia/quant/identity.hpp"
 #include "kvfolia/quant/int8.hpp"
+#include "kvfolia/select/all.hpp"
 #include "kvfolia/version.hpp"

@@ -3,6 +3,7 @@
 // Random steps against an oracle that keeps every sequence's tokens in a plain vector.
 
 #include <map>
+#include <set>
 
 #include "support/scenario.hpp"
 
@@ -31,7 +32,7 @@ class RandomRun {
       one_step();
       if (batches_.size() > 2 || random_.between(0, 2) == 0) batches_.clear();
       verify();
-      check_contents();
+      check_contents(texts_);
     }
   }
 
@@ -41,17 +42,22 @@ class RandomRun {
   void one_step() {
     Texts texts = texts_;  // becomes the truth when the step is committed
     Step step = cache_.begin_step();
-    Texts extended;  // tokens that this step adds
+    Texts extended;  // sequences that have tokens of this step
+    touched_.clear();
     const int operations = random_.between(1, 6);
     for (int i = 0; i < operations; ++i) {
       operate(step, texts, extended);
       verify();
+      // Whoever this step has not touched is what it was.
+      Texts untouched = texts_;
+      std::erase_if(untouched, [&](const auto& entry) { return touched_.count(entry.first) > 0; });
+      check_contents(untouched);
     }
     if (random_.between(0, 3) == 0) return;  // rolled back
 
     texts_ = texts;
     const Batch& batch = batches_.emplace_back(step.commit());
-    cache_.store().copy(batch.copies(), cpu::serial);
+    cache_.store().copy(batch.copies(), Backwards{});
     NewTokens<Layout> tokens;
     for (int layer = 0; layer < layers; ++layer) {
       tokens.keys.clear();
@@ -81,6 +87,7 @@ class RandomRun {
     auto it = texts.begin();
     std::advance(it, random_.between(0, static_cast<int>(texts.size()) - 1));
     const SeqId id = it->first;
+    if (what != 6) touched_.insert(id);
     std::vector<int>& text = it->second;
     if (what <= 5) {
       const int tokens = random_.between(0, 3) == 0 ? random_.between(0, 40) : random_.between(0, 3);
@@ -119,9 +126,9 @@ class RandomRun {
   }
 
   /// Every retained token of every sequence, decoded, and no position missing that a window needs.
-  void check_contents() {
+  void check_contents(const Texts& texts) {
     int wrong = 0;
-    for (const auto& [id, text] : texts_) {
+    for (const auto& [id, text] : texts) {
       const SequenceInfo info = *cache_.sequence(id);
       REQUIRE(info.length == static_cast<int>(text.size()));
       std::vector<bool> there(text.size(), false);
@@ -165,6 +172,7 @@ class RandomRun {
   PagedCache<Layout, Quant, Evict> cache_;
   Random random_;
   Texts texts_;
+  std::set<SeqId> touched_;  // by the open step
   std::vector<Batch> batches_;
   int next_token_ = 0;
 };

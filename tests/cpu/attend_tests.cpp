@@ -185,6 +185,46 @@ TEST_CASE_METHOD(Small, "a custom mask decides bit by bit") {
   }
 }
 
+TEST_CASE("keys that have no bit in a custom mask are not seen") {
+  // One query at position 1 over four tokens: its row of the mask has two bits, the rest is out of it.
+  PagedCache<Layout, Identity<float>> cache({.shape = {1, 1, dynamic}, .pages = 1});
+  Random random(1);
+  Step step = cache.begin_step();
+  const SeqId id = *step.create();
+  REQUIRE(step.extend(id, 4));
+  run_step(cache, std::move(step), random);
+  const std::int32_t entry[] = {0}, indptr[] = {0, 1}, length[] = {4}, query[] = {1};
+  BatchView batch;
+  batch.rows = 1;
+  batch.table = {entry, indptr};
+  batch.lengths = length;
+  batch.query_pos = query;
+  const std::vector<std::uint8_t> bits(1, 0b11111110);
+  const std::int64_t offset[] = {0};
+  Attention a = Attention::make<Layout>(random, 1, 1);
+  a.args.causal = false;
+  a.args.mask = {bits.data(), offset};
+  check_attend(cache.view(LayerId{0}), batch, a, 1);
+  const auto value = cache.view(LayerId{0}).value_tile(TableEntry{0}, 0);
+  for (int d = 0; d < 64; ++d) CHECK(a.out[static_cast<std::size_t>(d)] == value.code<float>(1, d));
+}
+
+TEST_CASE("a latent cache has no default scale") {
+  PagedCache<Mla<64, 16, 16>, Int8> cache({.shape = {1, 1, dynamic}, .pages = 2});
+  Random random(1);
+  Step step = cache.begin_step();
+  REQUIRE(step.extend(*step.create(), 4));
+  const Batch batch = run_step(cache, std::move(step), random);
+  Attention a = Attention::make<Mla<64, 16>>(random, 4, 2);
+  a.args.scale = 0.0f;
+  const auto view = cache.view(LayerId{0});
+  const auto plan = cpu::plan_attend(view, batch, {2, 1});
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  CHECK(cpu::attend(view, batch, a.args, *plan, workspace, cpu::serial).error().code ==
+        Errc::invalid_argument);
+  CHECK(ref::attend(view, batch, a.args, 2).error().code == Errc::invalid_argument);
+}
+
 TEST_CASE_METHOD(Small, "all features together agree with ref") {
   const float slopes[heads] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.0f, 1.0f};
   const float sinks[heads] = {-2.0f, 0.0f, 1.0f, 4.0f, 3.0f, -100.0f};
@@ -272,6 +312,34 @@ TEST_CASE_METHOD(Small, "bad arguments are named and nothing is written") {
     args.partial = true;
     args.out.type = DType::fp16;
     CHECK(run(args, workspace).error().code == Errc::invalid_argument);
+  }
+  SECTION("a plan for another layout, or another view") {
+    PagedCache<Gqa<8, 16>, Identity<float>> narrow({.shape = {1, 2, dynamic}, .pages = 64});
+    PagedCache<Gqa<64, 32>, Identity<float>> larger({.shape = {1, 2, dynamic}, .pages = 64});
+    PagedCache<Gqa<64, 16>, Identity<float>> fewer({.shape = {1, 1, dynamic}, .pages = 64});
+    const auto refused = [&](const auto& with) {
+      const auto other = cpu::plan_attend(with.view(LayerId{0}), BatchView{}, {heads, 1});
+      return cpu::attend(view(), batch, args, *other, workspace, cpu::serial).error().message();
+    };
+    const std::string words = "invalid argument: plan (made for another view)";
+    CHECK(refused(narrow) == words);
+    CHECK(refused(larger) == words);
+    CHECK(refused(fewer) == words);
+  }
+  SECTION("a plan for the same rows, one token ago") {
+    BatchView earlier = batch;
+    const std::int32_t lengths[] = {earlier.lengths[0], earlier.lengths[1] - 1};
+    earlier.lengths = lengths;
+    const auto old = cpu::plan_attend(view(), earlier, {heads, 1});
+    REQUIRE(old);
+    CHECK(cpu::attend(view(), batch, args, *old, workspace, cpu::serial).error().code ==
+          Errc::invalid_argument);
+  }
+  SECTION("strides of zero, which would put all results in one place") {
+    args.lse.token_stride = 0;
+    CHECK(std::string(run(args, workspace).error().subject) == "args.lse (strides)");
+    args.out.head_stride = 0;
+    CHECK(std::string(run(args, workspace).error().subject) == "args.out (strides)");
   }
   SECTION("a plan for another batch") {
     const BatchView empty;

@@ -164,6 +164,10 @@ TEST_CASE("compacted pages have a position for every slot") {
   CHECK(cpu::plan_attend(engine.view, batch, {heads, 1}).error().code == Errc::invalid_argument);
 }
 
+namespace {
+constexpr std::int32_t entries_of_one[] = {4};
+}
+
 TEST_CASE("a view or batch that is filled in wrongly is refused by name") {
   EnginePages engine(EnginePages::Order::slot_head);
   const std::int32_t entries[] = {4}, indptr[] = {0, 1}, lengths[] = {8};
@@ -192,4 +196,14 @@ TEST_CASE("a view or batch that is filled in wrongly is refused by name") {
   CHECK(subject([](auto&, auto& b) { b.query_indptr = backwards; }) == "batch.query_indptr");
   CHECK(subject([](auto&, auto& b) { b.query_indptr = late; }) == "batch.query_indptr");
   CHECK(subject([](auto&, auto& b) { b.query_pos = negative; }) == "batch.query_pos");
+  static const std::int32_t zero[] = {0}, huge[] = {INT32_MAX}, five[] = {5};
+  CHECK(subject([](auto& v, auto&) { v.formats[0].pages = 0; }) == "view.formats.pages");
+  CHECK(subject([](auto&, auto& b) { b.lengths = huge; }) == "batch.lengths");
+  CHECK(subject([](auto&, auto& b) { b.entry_pos = zero; }) ==
+        "batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
+  CHECK(subject([](auto&, auto& b) { b.entry_tokens = five, b.query_pos = five; }) ==
+        "batch.lengths (entry_tokens add up to other ones)");
+  CHECK(subject([](auto&, auto& b) {
+          b.entry_tokens = five, b.table = {entries_of_one, nullptr, 1};
+        }) == "batch.table.indptr (entry_tokens needs it)");
 }

@@ -422,6 +422,7 @@ TEST_CASE("a last page of length 0, or longer than a page, is refused") {
 
 TEST_CASE("errors cross no boundary as exceptions and do not vanish in release builds") {
   using View = PagedView<Gqa<64>, Int8>;
+  CHECK(std::string(Error{Errc::invalid_argument, "args.out"}.message()) == "invalid argument: args.out");
   static_assert(noexcept(cpu::append(View{}, BatchView{}, AppendArgs{}, cpu::serial)));
   static_assert(noexcept(cpu::attend(View{}, BatchView{}, AttendArgs{}, cpu::AttendPlan{}, {}, cpu::serial)));
   static_assert(

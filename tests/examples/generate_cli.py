@@ -5,6 +5,7 @@
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -47,10 +48,13 @@ class Generate(unittest.TestCase):
         self.check_error(run("--prompt", "a", "--order", "up"), 2, "--order")
         self.check_error(run("--prompt", "a", "--order", "dim", "--page-tokens", "3"), 2, "multiple of")
         self.check_error(run("--prompt", "a", "--no-such-option"), 2)
+        self.check_error(run("--prompt", "a", "--temperature", "nan"), 2, "--temperature")
+        self.check_error(run("--prompt", "a", "--policy", "x\ny"), 2)
 
     def test_failures(self):
         self.check_error(run("--prompt", "a", model="/nowhere/model.gguf"), 1, "/nowhere/model.gguf")
         self.check_error(run("--prompt-file", "/nowhere/text"), 1, "/nowhere/text")
+        self.check_error(run("--prompt-file", "/tmp"), 1, "/tmp")
         self.check_error(run("--prompt", ""), 1, "no tokens")
         self.check_error(run("--prompt", "a", "--tokens", "9000"), 1, "8192")
         with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +65,25 @@ class Generate(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as broken:
                 broken.write("no model at all")
             self.check_error(run("--prompt", "a", model=path), 1, path)
+
+    def test_foreign_architecture(self):
+        def text(value):
+            data = value.encode()
+            return struct.pack("<Q", len(data)) + data
+
+        header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("general.architecture") + struct.pack("<I", 8)
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(header + text("qwen\n2"))
+            file.flush()
+            self.check_error(run("--prompt", "a", model=file.name), 1, file.name, "architecture", "llama")
+
+    def test_output_that_cannot_be_written(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for extra in ((), ("--json",)):
+                result = subprocess.run([PROGRAM, "--model", MODEL, "--prompt", "a", "--tokens", "2", *extra],
+                                        stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+                self.assertEqual(result.returncode, 1)
+                self.assertIn("could not be written", result.stderr)
 
     def test_json(self):
         result = run_json("--prompt", "The capital of France is", "--tokens", "6", "--policy", "fp32")

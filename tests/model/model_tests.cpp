@@ -3,6 +3,7 @@
 // A real model through the paged cache, held against an independent implementation and against plain
 // vectors. expected.json and how it was made: llama_numpy.py.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -179,6 +180,17 @@ TEST_CASE("generated text is the independent implementation's") {
   }
   REQUIRE(steps > 100);
   CHECK(std::sqrt(squares / static_cast<double>(steps)) <= logprob_rms_tolerance);
+}
+
+TEST_CASE("the tolerance is one that a half-precision cache fails") {
+  const auto& prompt = expected()["prompts"][2];
+  const auto want = prompt["logprobs"].get<std::vector<double>>();
+  const auto cache = paged("fp16", 16, ElementOrderName::slot);
+  const Generated got = generate(*cache, prompt["prompt_tokens"].get<std::vector<TokenId>>(), want.size());
+  REQUIRE(got.tokens == prompt["tokens"].get<std::vector<TokenId>>());
+  double worst = 0.0;
+  for (std::size_t i = 0; i < want.size(); ++i) worst = std::max(worst, std::fabs(got.logprobs[i] - want[i]));
+  CHECK(worst > logprob_tolerance);
 }
 
 TEST_CASE("the paged cache generates what plain vectors do, bit for bit") {

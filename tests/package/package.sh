@@ -21,19 +21,24 @@ quiet() { # quiet NAME COMMAND...: output only on failure
 consume() { # consume WAY [CMAKE_ARGUMENT...]
   way=$1
   shift
-  quiet "configure by $way" cmake -S "$here/consumer" -B "$work/$way" -G Ninja -DKVFOLIA_BY="$way" "$@"
-  quiet "build by $way" cmake --build "$work/$way"
-  quiet "run by $way" "$work/$way/consumer"
+  rm -rf "$work/consumer"
+  quiet "configure by $way $*" cmake -S "$here/consumer" -B "$work/consumer" -G Ninja -DKVFOLIA_BY="$way" "$@"
+  quiet "build by $way" cmake --build "$work/consumer"
+  quiet "run by $way" "$work/consumer/consumer"
 }
 
-# A package made without CUDA serves CUDA users.
+# Headers in a folder of their own, as distributions like them. A package made without CUDA serves CUDA users.
 quiet "configure the package" cmake -S "$source" -B "$work/package" -G Ninja -DKVFOLIA_BUILD_TESTS=OFF \
-  -DKVFOLIA_BUILD_BENCH=OFF -DKVFOLIA_BUILD_EXAMPLES=OFF -DKVFOLIA_CUDA=OFF
+  -DKVFOLIA_BUILD_BENCH=OFF -DKVFOLIA_BUILD_EXAMPLES=OFF -DKVFOLIA_CUDA=OFF \
+  -DCMAKE_INSTALL_INCLUDEDIR=include/kvfolia-0
 quiet "install the package" cmake --install "$work/package" --prefix "$work/prefix"
 # Installed headers only: the package must work when it is moved, and without the source.
 mv "$work/prefix" "$work/moved"
 
 consume find_package -DCMAKE_PREFIX_PATH="$work/moved"
+if command -v clang++ >/dev/null 2>&1; then
+  consume find_package -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_CXX_COMPILER=clang++
+fi
 consume add_subdirectory -DKVFOLIA_SOURCE="$source"
 consume FetchContent -DKVFOLIA_SOURCE="$source"
 

@@ -98,6 +98,7 @@ struct Attention {
     a.args.queries = {a.queries.data(), query_heads * Layout::key_dim, Layout::key_dim};
     a.args.out = {a.out.data(), query_heads * Layout::value_dim, Layout::value_dim};
     a.args.lse = {a.lse.data(), query_heads, 1};
+    a.args.scale = Layout::shares_key_value ? 0.125f : 0.0f;
     return a;
   }
 };
@@ -116,11 +117,20 @@ void check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, 
   check_close(compare(a.out, a.lse, *expected));
 }
 
+/// Runs everything on this thread, last item first: no result may depend on an order.
+struct Backwards {
+  int concurrency() const { return 1; }
+  template <class F>
+  void parallel_for(std::int64_t n, F&& f) const {
+    for (std::int64_t i = n; i-- > 0;) f(i, 0);
+  }
+};
+
 /// Commits a step and appends random tokens to all layers.
 template <class Cache>
 Batch run_step(Cache& cache, Step step, Random& random) {
   Batch batch = step.commit();
-  cache.store().copy(batch.copies(), cpu::serial);
+  cache.store().copy(batch.copies(), Backwards{});
   for (int layer = 0; layer < cache.shape().layers; ++layer) {
     const auto tokens = random_tokens<typename Cache::Layout>(random, batch.tokens(), cache.shape().kv_heads);
     REQUIRE(cpu::append(cache.view(LayerId{layer}), batch, tokens.args(cache.shape().kv_heads), cpu::serial));

@@ -55,8 +55,7 @@ class Batch {
  private:
   friend class Step;
 
-  Batch(std::shared_ptr<detail::CacheState> state, std::vector<PageCopy> copies)
-      : state_(std::move(state)), copies_(std::move(copies)) {}
+  explicit Batch(const std::vector<PageCopy>& copies) : copies_(copies) {}
 
   void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules) {
     const std::int32_t size = rules.page_tokens;

@@ -21,7 +21,9 @@
 
 namespace kvfolia::inline KVF_ABI {
 
-struct KeepAll;  // evict/keep_all.hpp: a cache names its default policy but knows none
+// A cache names its default policies but knows none: evict/keep_all.hpp, select/all.hpp.
+struct KeepAll;
+struct All;
 
 struct CacheConfig {
   CacheShape shape{};
@@ -58,13 +60,14 @@ struct FormatStats {
 /// a Batch, or run copies and appends. Any number of threads may read views and committed batches
 /// meanwhile, as long as no append writes the slots that they read. The cache must outlive the views,
 /// not the batches.
-template <LayoutPolicy LayoutT, QuantPolicy QuantT, EvictPolicy EvictT = KeepAll,
+template <LayoutPolicy LayoutT, QuantPolicy QuantT, EvictPolicy EvictT = KeepAll, SelectPolicy SelectT = All,
           PageStore StoreT = HostStore>
 class PagedCache {
  public:
   using Layout = LayoutT;
   using Quant = QuantT;
   using Evict = EvictT;
+  using Select = SelectT;
   using Store = StoreT;
   using View = PagedView<Layout, Quant>;
 

@@ -21,8 +21,9 @@ namespace kvfolia::inline KVF_ABI {
 /// Plans one engine step: reserves pages, touches no page's bytes. An operation that fails changes
 /// nothing, and the step goes on. Without commit() the destructor takes everything back.
 ///
-/// One step is open at a time. A second one, a committed or a moved-from one answers every operation
-/// with Errc::step_not_open. Pages that a step gives up can be had again when its batch has ended.
+/// Nothing here throws but std::bad_alloc. One step is open at a time. A second one, a committed or a
+/// moved-from one answers every operation with Errc::step_not_open. Pages that a step gives up can be had
+/// again when its batch has ended.
 class Step {
  public:
   Step(Step&&) noexcept = default;
@@ -150,22 +151,21 @@ class Step {
   /// batch.
   Batch commit() {
     if (!state_) return {};
-    const std::shared_ptr<detail::CacheState> state = std::exchange(state_, nullptr);
-    detail::StepWork& work = state->work;
-    // Who was released again needs no copy of a page any more.
-    std::erase_if(work.copies, [&](const PageCopy& copy) {
-      return state->references(TableEntry::make(copy.format, copy.to)) == 0;
+    // A page that was given up again needs no copy.
+    std::erase_if(work().copies, [&](const PageCopy& copy) {
+      return state_->references(TableEntry::make(copy.format, copy.to)) == 0;
     });
-    Batch batch(state, std::move(work.copies));
-    for (const StepRow& row : work.rows)
+    Batch batch(work().copies);
+    for (const StepRow& row : work().rows)
       if (row.start != released_row)
-        batch.add_row(row.seq, state->find(row.seq)->sequence, row.start, state->rules());
-    batch.number_ = state->commit_step();
+        batch.add_row(row.seq, state_->find(row.seq)->sequence, row.start, state_->rules());
+    batch.number_ = state_->commit_step();
+    batch.state_ = std::move(state_);
     return batch;
   }
 
  private:
-  template <LayoutPolicy, QuantPolicy, EvictPolicy, PageStore>
+  template <LayoutPolicy, QuantPolicy, EvictPolicy, SelectPolicy, PageStore>
   friend class PagedCache;
 
   static constexpr std::int32_t released_row = -1;

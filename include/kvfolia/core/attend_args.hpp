@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/error.hpp"
 #include "kvfolia/core/mask.hpp"
 #include "kvfolia/core/softmax_state.hpp"
 #include "kvfolia/core/tensor.hpp"
@@ -36,7 +37,7 @@ struct AttendArgs {
   ConstTensor queries{};  ///< [query tokens][query_heads][key_dim]
   Tensor out{};           ///< [query tokens][query_heads][value_dim]
   LseTensor lse{};
-  float scale = 0.0f;                   ///< 0: 1 / sqrt(key_dim), which is wrong for Mla: give its own
+  float scale = 0.0f;                   ///< 0: 1 / sqrt(key_dim); Mla has no default
   float soft_cap = 0.0f;                ///< 0: none
   const float* sink_logits = nullptr;   ///< [query_heads]
   const float* alibi_slopes = nullptr;  ///< [query_heads]
@@ -44,6 +45,17 @@ struct AttendArgs {
   CustomMask mask{};                    ///< where given, sees only keys whose bit is set, too
   bool partial = false;  ///< leaves out the sink logit, writes float: to be merged, then finished
 };
+
+namespace detail {
+
+/// A latent key's width is not the width of the heads that it was absorbed from.
+template <class Layout>
+Result<> validate_scale(const AttendArgs& args) {
+  if (Layout::shares_key_value && args.scale == 0.0f) return bad_argument("args.scale (Mla has no default)");
+  return {};
+}
+
+}  // namespace detail
 
 /// Merges the partial results of two disjoint sets of keys; the first one becomes the result.
 struct MergeArgs {

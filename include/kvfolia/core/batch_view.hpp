@@ -52,7 +52,7 @@ struct BatchView {
 
   KVF_HD std::int32_t entry_count(int row, int page_tokens) const {
     if (table.indptr) return table.indptr[row + 1] - table.indptr[row];
-    return (lengths[row] + page_tokens - 1) / page_tokens;
+    return static_cast<std::int32_t>((std::int64_t{lengths[row]} + page_tokens - 1) / page_tokens);
   }
   /// Slots in use, over all entries.
   KVF_HD std::int32_t length(int row, int page_tokens) const {
@@ -109,6 +109,11 @@ Result<> validate(const PagedView<Layout, Quant>& view, const BatchView& batch) 
   if (batch.rows == 0) return {};
   if (!batch.table.entries) return bad_argument("batch.table.entries");
   if (!batch.lengths && !(batch.last_page_tokens && batch.table.indptr)) return bad_argument("batch.lengths");
+  if (batch.entry_tokens && !batch.table.indptr)
+    return bad_argument("batch.table.indptr (entry_tokens needs it)");
+  // Where rows are not where their number says, the newest row's number is not a position.
+  if ((batch.entry_pos || batch.slot_pos || batch.entry_tokens) && !batch.query_pos)
+    return bad_argument("batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
   if (batch.query_indptr && batch.query_indptr[0] != 0) return bad_argument("batch.query_indptr");
   const int tables = batch.table.head_stride == 0 ? 1 : view.kv_heads;
   for (int row = 0; row < batch.rows; ++row) {
@@ -127,11 +132,12 @@ Result<> validate(const PagedView<Layout, Quant>& view, const BatchView& batch) 
       return bad_argument("batch.query_pos", batch.first_query(row, page_tokens).value, 0);
     for (int head = 0; head < tables; ++head) {
       const RowTable table = row_table(batch, row, head, page_tokens);
-      std::int64_t next = 0;
+      std::int64_t next = 0, used = 0;
       for (int i = 0; i < table.count; ++i) {
         const TableEntry entry = table.entry(i);
         if (table.used(i) < 0 || table.used(i) > page_tokens)
           return bad_argument("batch.entry_tokens", table.used(i), page_tokens);
+        used += table.used(i);
         for (int slot = 0; slot < table.used(i); slot += table.slot_pos ? 1 : table.used(i)) {
           if (table.position(i, slot) < next)
             return bad_argument("batch.entry_pos (must ascend)", table.position(i, slot), next);
@@ -141,10 +147,13 @@ Result<> validate(const PagedView<Layout, Quant>& view, const BatchView& batch) 
         if (entry.format() >= PagedView<Layout, Quant>::formats_count)
           return bad_argument("batch.table.entries (format)", entry.format(),
                               PagedView<Layout, Quant>::formats_count);
+        if (view.formats[entry.format()].pages == 0) return bad_argument("view.formats.pages", 0, 1);
         if (entry.page().value >= view.formats[entry.format()].pages)
           return bad_argument("batch.table.entries (page)", entry.page().value,
                               view.formats[entry.format()].pages);
       }
+      if (used != length)
+        return bad_argument("batch.lengths (entry_tokens add up to other ones)", length, used);
     }
   }
   return {};

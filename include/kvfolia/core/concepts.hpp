@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/ids.hpp"
 #include "kvfolia/core/mask.hpp"
 #include "kvfolia/core/tile.hpp"
 
@@ -104,6 +105,17 @@ concept HasVisible = requires(const E e) {
   { e.visible() } -> std::same_as<Window>;
 };
 
+/// Stands for any executor.
+struct AnyExecutor {
+  int concurrency() const;
+  template <class F>
+  void parallel_for(std::int64_t n, F&& f) const;
+};
+
+template <class S>
+concept HasCopy = requires(S s, std::span<const PageCopy> copies, AnyExecutor exec) {
+  s.copy(copies, exec);
+};
 template <class S>
 concept HasData = requires(S s, int n) {
   { s.data(n, n) } -> std::same_as<std::byte*>;
@@ -140,8 +152,12 @@ template <class E>
 concept EvictPolicy = detail::TriviallyCopyable<E> && detail::HasVisible<E>;
 
 /// Memory for the pages of a cache: data(format, layer) is page 0 of one layer, page_stride(format)
-/// the bytes between pages.
+/// the bytes between pages; copy(copies, exec) carries out a batch's copies.
 template <class S>
-concept PageStore = std::movable<S> && detail::HasData<S>;
+concept PageStore = std::movable<S> && detail::HasData<S> && detail::HasCopy<S>;
+
+/// Who is read this step, while nothing leaves.
+template <class S>
+concept SelectPolicy = detail::TriviallyCopyable<S>;
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -3,7 +3,8 @@
 #pragma once
 // Compiler-facing switches: annotations, the ABI namespace, assertions.
 
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "kvfolia: -ffast-math changes the bytes that encode() writes and hides NaN; build without it"
 #endif
 

@@ -54,8 +54,11 @@ struct Error {
   std::int64_t missing() const { return needed - available; }
 
   std::string message() const {
-    return std::string(to_string(code)) + (*subject ? std::string(": ") + subject : "") + " (needed " +
-           std::to_string(needed) + ", available " + std::to_string(available) + ")";
+    const std::string what = std::string(to_string(code)) + (*subject ? std::string(": ") + subject : "");
+    if (needed == 0 && available == 0) return what;
+    const bool argument = code == Errc::invalid_argument || code == Errc::unsupported;
+    return what + (argument ? " (is " : " (needed ") + std::to_string(needed) +
+           (argument ? ", bound " : ", available ") + std::to_string(available) + ")";
   }
 };
 
@@ -71,13 +74,22 @@ class [[nodiscard]] Result {
     KVF_ASSERT(!value_);
     return error_;
   }
-  T& operator*() & { return *value_; }
-  const T& operator*() const& { return *value_; }
-  T operator*() && { return *std::move(value_); }  // by value: nothing can dangle
-  T* operator->() { return &*value_; }
-  const T* operator->() const { return &*value_; }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T operator*() && { return std::move(value()); }  // by value: nothing can dangle
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
 
  private:
+  T& value() {
+    KVF_ASSERT(value_);
+    return *value_;
+  }
+  const T& value() const {
+    KVF_ASSERT(value_);
+    return *value_;
+  }
+
   std::optional<T> value_;
   Error error_{Errc::invalid_argument};
 };
@@ -90,7 +102,10 @@ class [[nodiscard]] Result<void> {
 
   explicit operator bool() const { return !error_; }
   bool has_value() const { return !error_; }
-  const Error& error() const { return *error_; }
+  const Error& error() const {
+    KVF_ASSERT(error_);
+    return *error_;
+  }
 
  private:
   std::optional<Error> error_;

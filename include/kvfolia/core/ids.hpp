@@ -46,6 +46,14 @@ struct TableEntry {
   friend constexpr bool operator==(TableEntry, TableEntry) = default;
 };
 
+/// A copy of one page, all its layers, within a format.
+struct PageCopy {
+  int format;
+  PageId from;
+  PageId to;
+  friend constexpr bool operator==(const PageCopy&, const PageCopy&) = default;
+};
+
 /// Where a token lies: table entry times page_tokens plus the slot in the page; -1 is nowhere.
 /// For pages of format 0 this is the slot number that engines use.
 struct PhysSlot {

@@ -23,12 +23,14 @@ struct Window {
 
 /// A visibility bit for every (query, key) of a row, for tree-shaped drafts. Of batch row r with n
 /// queries that start at position p, query t sees key j when bit t * (p + n) + j is set, counted
-/// from byte row_offset[r], least significant bit first.
+/// from byte row_offset[r], least significant bit first. Keys from p + n on have no bit and are not
+/// seen.
 struct CustomMask {
   const std::uint8_t* bits = nullptr;
   const std::int64_t* row_offset = nullptr;  ///< [rows], in bytes
 
   KVF_HD bool sees(int row, std::int64_t query_in_row, std::int64_t key, std::int64_t row_keys) const {
+    if (key >= row_keys) return false;
     const std::int64_t bit = query_in_row * row_keys + key;
     return (bits[row_offset[row] + bit / 8] >> (bit % 8)) & 1;
   }

@@ -68,7 +68,7 @@ Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& bat
 template <class Layout, class Quant, class Exec>
 Result<> append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args,
                 Exec&& exec) noexcept {
-  static_assert(Quant::seal_tokens == 1, "this backend encodes token by token");
+  if (Quant::seal_tokens != 1) return Error{Errc::unsupported, "Quant::seal_tokens", Quant::seal_tokens, 1};
   if (auto ok = detail::check_append(view, batch, args); !ok) return ok;
   exec.parallel_for(batch.total_queries(), [&](std::int64_t token, int) {
     const PhysSlot where{batch.slots[token]};

@@ -228,6 +228,36 @@ class AttendTask {
   int entry_ = 0;  ///< tiles ascend, so the table is walked once
 };
 
+/// Everything attend() could be given wrongly that plan_attend() has not seen.
+template <class Layout, class Quant>
+Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
+                      const AttendPlan& plan) {
+  using kvfolia::detail::bad_argument;
+  if (plan.key_dim != Layout::key_dim || plan.value_dim != Layout::value_dim ||
+      plan.kv_heads != view.kv_heads || plan.page_tokens != view.page_tokens)
+    return bad_argument("plan (made for another view)");
+  if (batch.rows != static_cast<std::int32_t>(plan.rows.size()))
+    return bad_argument("plan (made for another batch)", batch.rows,
+                        static_cast<std::int64_t>(plan.rows.size()));
+  for (int row = 0; row < batch.rows; ++row)
+    if (plan_row(batch, row, view.page_tokens) != plan.rows[static_cast<std::size_t>(row)])
+      return bad_argument("plan (made for another batch)");
+  const std::int32_t tokens = batch.total_queries();
+  if (tokens == 0) return {};
+  const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {
+    return (tokens == 1 || token_stride != 0) && (plan.config.query_heads == 1 || head_stride != 0);
+  };
+  if (!args.queries.data) return bad_argument("args.queries");
+  if (!args.out.data) return bad_argument("args.out");
+  if (!fits(args.out.token_stride, args.out.head_stride)) return bad_argument("args.out (strides)");
+  if (args.lse.data && !fits(args.lse.token_stride, args.lse.head_stride))
+    return bad_argument("args.lse (strides)");
+  if (args.partial && args.out.type != DType::fp32)
+    return bad_argument("args.out (partial results are float)");
+  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  return kvfolia::detail::validate_scale<Layout>(args);
+}
+
 }  // namespace detail
 
 /// Computes `args.out` and `args.lse` for every query of the batch: decode and prefill rows together.
@@ -236,22 +266,14 @@ class AttendTask {
 template <class Layout, class Quant, class Exec>
 Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
                 const AttendPlan& plan, std::span<std::byte> workspace, Exec&& exec) noexcept {
-  using kvfolia::detail::bad_argument;
-  if (plan.rows != batch.rows || plan.queries != batch.total_queries())
-    return bad_argument("plan (made for another batch)", plan.queries, batch.total_queries());
+  if (auto ok = detail::check_attend(view, batch, args, plan); !ok) return ok;
   if (exec.concurrency() > plan.config.concurrency)
-    return bad_argument("exec.concurrency", exec.concurrency(), plan.config.concurrency);
-  if (plan.queries == 0) return {};
-  if (!args.queries.data) return bad_argument("args.queries");
-  if (!args.out.data) return bad_argument("args.out");
-  if (args.partial && args.out.type != DType::fp32)
-    return bad_argument("args.out (partial results are float)");
-  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+    return kvfolia::detail::bad_argument("exec.concurrency", exec.concurrency(), plan.config.concurrency);
   if (workspace.size() < plan.workspace_bytes())
     return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),
                  static_cast<std::int64_t>(workspace.size())};
   if (reinterpret_cast<std::uintptr_t>(workspace.data()) % workspace_alignment != 0)
-    return bad_argument("workspace (alignment)", workspace_alignment);
+    return kvfolia::detail::bad_argument("workspace (alignment)", 0, workspace_alignment);
 
   auto* floats = reinterpret_cast<float*>(workspace.data());
   float* states = floats + plan.config.concurrency * plan.scratch_floats;

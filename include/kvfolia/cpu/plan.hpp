@@ -50,11 +50,22 @@ struct AttendPlan {
     std::int64_t partial;  ///< where its tiles' states go; -1: the task writes the output itself
   };
 
+  /// What a batch must still have when the plan is used.
+  struct Row {
+    std::int32_t queries;
+    std::int32_t length;
+    LogicalPos first_query;
+    friend bool operator==(Row, Row) = default;
+  };
+
   std::vector<Task> tasks;
   std::vector<Task> merges;  ///< over all tiles of what tasks left as states
   AttendConfig config;
-  std::int32_t rows = 0;
-  std::int32_t queries = 0;
+  std::vector<Row> rows;
+  std::int32_t kv_heads = 0;
+  std::int32_t page_tokens = 0;
+  std::int32_t key_dim = 0;
+  std::int32_t value_dim = 0;
   std::int64_t scratch_rows = 0;    ///< queries times heads of a group that a worker keeps at a time
   std::int64_t scratch_floats = 0;  ///< of one worker
   std::int64_t state_floats = 0;    ///< of one query, head and tile
@@ -82,6 +93,10 @@ struct Scratch {
   constexpr std::int64_t size() const { return values() + Layout::value_dim * chunk_tokens; }
 };
 
+inline AttendPlan::Row plan_row(const BatchView& batch, int row, int page_tokens) {
+  return {batch.query_tokens(row), batch.length(row, page_tokens), batch.first_query(row, page_tokens)};
+}
+
 /// One past the last tile that has a key.
 inline std::int64_t tile_count(const RowTable& table) {
   for (int i = table.count - 1; i >= 0; --i)
@@ -92,7 +107,7 @@ inline std::int64_t tile_count(const RowTable& table) {
 }  // namespace detail
 
 /// Checks view and batch and plans attend() for all layers of this shape. Reads tables and lengths
-/// only; keeps no pointer.
+/// only; keeps no pointer. Throws nothing but std::bad_alloc.
 template <class Layout, class Quant>
 Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const BatchView& batch,
                                const AttendConfig& config) {
@@ -104,12 +119,15 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
 
   AttendPlan plan;
   plan.config = config;
-  plan.rows = batch.rows;
-  plan.queries = batch.total_queries();
+  plan.kv_heads = view.kv_heads;
+  plan.page_tokens = view.page_tokens;
+  plan.key_dim = Layout::key_dim;
+  plan.value_dim = Layout::value_dim;
   const int group = config.query_heads / view.kv_heads;
   std::int32_t block = 0;
   std::int64_t items = 0;
   for (int row = 0; row < batch.rows; ++row) {
+    plan.rows.push_back(detail::plan_row(batch, row, view.page_tokens));
     block = std::max(block, std::min(batch.query_tokens(row), query_block));
     items += (batch.query_tokens(row) + query_block - 1) / query_block * view.kv_heads;
   }

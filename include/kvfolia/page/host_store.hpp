@@ -42,14 +42,6 @@ struct StoreSpec {
   bool huge_pages = false;  ///< asks the system for 2 MiB pages; a wish, not a demand
 };
 
-/// A copy of one page, all its layers, within a format.
-struct PageCopy {
-  int format;
-  PageId from;
-  PageId to;
-  friend bool operator==(const PageCopy&, const PageCopy&) = default;
-};
-
 /// Owns the memory of all formats. Bytes start undefined.
 class HostStore {
  public:

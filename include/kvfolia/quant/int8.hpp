@@ -13,7 +13,7 @@
 
 namespace kvfolia::inline KVF_ABI {
 
-/// scale = amax / 127 rounded to fp16, code = round(x / scale) to nearest even in [-127, 127].
+/// scale = amax / 127 rounded to fp16, code = round(x * (1 / scale)) to nearest even in [-127, 127].
 /// |decode(encode(x)) - x| <= scale / 2 up to rounding, for amax up to 127 * 65504; larger values
 /// are clamped to that. A token with a non-finite value decodes to NaN in all dims.
 struct Int8 {
@@ -57,9 +57,10 @@ struct Int8 {
       }
       const fp16 scale = fit(finite ? amax : __builtin_bit_cast(float, 0x7fc00000u));
       tile.template param<Param>(slot + t).scale = scale;
-      const float divisor = static_cast<float>(scale);
+      // One division a token: a compiler that may use reciprocals gets the same codes.
+      const float inverse = 1.0f / static_cast<float>(scale);
       for (int d = 0; d < dims; ++d)
-        tile.template code<Code>(slot + t, d) = amax > 0.0f && finite ? round_code(x[d] / divisor) : Code{0};
+        tile.template code<Code>(slot + t, d) = amax > 0.0f && finite ? round_code(x[d] * inverse) : Code{0};
     }
   }
 
@@ -71,11 +72,13 @@ struct Int8 {
   }
 
  private:
-  /// Adding 1.5 * 2^23 leaves no fraction bits, so the addition itself rounds to nearest even.
+  /// To nearest, ties to even, in integers: no compiler flag reassociates those.
   KVF_HD static constexpr Code round_code(float x) {
     const float clamped = x < -127.0f ? -127.0f : x > 127.0f ? 127.0f : x;
-    const float rounded = (clamped + 12582912.0f) - 12582912.0f;
-    return static_cast<Code>(static_cast<std::int32_t>(rounded));
+    const auto whole = static_cast<std::int32_t>(clamped);
+    const float rest = clamped - static_cast<float>(whole);
+    const float half = (whole & 1) != 0 ? 0.49999997f : 0.5f;  // an odd number gives a tie away
+    return static_cast<Code>(whole + (rest > half ? 1 : 0) - (rest < -half ? 1 : 0));
   }
 };
 static_assert(QuantPolicy<Int8>);

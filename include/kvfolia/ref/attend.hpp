@@ -63,6 +63,7 @@ template <class Layout, class Quant>
 Result<Attention> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
                          int query_heads) {
   if (auto ok = validate(view, batch); !ok) return ok.error();
+  if (auto ok = kvfolia::detail::validate_scale<Layout>(args); !ok) return ok.error();
   if (query_heads <= 0 || query_heads % view.kv_heads != 0)
     return kvfolia::detail::bad_argument("query_heads", query_heads, view.kv_heads);
   const double infinity = std::numeric_limits<double>::infinity();

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expect: index
+// expect: HasIndex
 
 #include "kvfolia/kvfolia.hpp"
 
