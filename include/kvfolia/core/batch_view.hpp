@@ -46,21 +46,23 @@ struct BatchView {
                                            ///< positions run on from entry_pos
   const std::int64_t* slots = nullptr;     ///< [query tokens], where append writes; see PhysSlot
 
-  KVF_HD std::int32_t query_begin(int row) const { return query_indptr ? query_indptr[row] : row; }
-  KVF_HD std::int32_t query_tokens(int row) const { return query_begin(row + 1) - query_begin(row); }
-  KVF_HD std::int32_t total_queries() const { return query_begin(rows); }
+  KVF_INLINE KVF_HD std::int32_t query_begin(int row) const { return query_indptr ? query_indptr[row] : row; }
+  KVF_INLINE KVF_HD std::int32_t query_tokens(int row) const {
+    return query_begin(row + 1) - query_begin(row);
+  }
+  KVF_INLINE KVF_HD std::int32_t total_queries() const { return query_begin(rows); }
 
-  KVF_HD std::int32_t entry_count(int row, int page_tokens) const {
+  KVF_INLINE KVF_HD std::int32_t entry_count(int row, int page_tokens) const {
     if (table.indptr) return table.indptr[row + 1] - table.indptr[row];
     return static_cast<std::int32_t>((std::int64_t{lengths[row]} + page_tokens - 1) / page_tokens);
   }
   /// Slots in use, over all entries.
-  KVF_HD std::int32_t length(int row, int page_tokens) const {
+  KVF_INLINE KVF_HD std::int32_t length(int row, int page_tokens) const {
     if (lengths) return lengths[row];
     const std::int32_t entries = entry_count(row, page_tokens);
     return entries == 0 ? 0 : (entries - 1) * page_tokens + last_page_tokens[row];
   }
-  KVF_HD LogicalPos first_query(int row, int page_tokens) const {
+  KVF_INLINE KVF_HD LogicalPos first_query(int row, int page_tokens) const {
     return LogicalPos{query_pos ? query_pos[row] : length(row, page_tokens) - query_tokens(row)};
   }
 };
@@ -87,7 +89,7 @@ struct RowTable {
   }
 };
 
-KVF_HD inline RowTable row_table(const BatchView& batch, int row, int head, int page_tokens) {
+KVF_INLINE KVF_HD RowTable row_table(const BatchView& batch, int row, int head, int page_tokens) {
   const std::int64_t at = batch.table.first(row, head);
   return {batch.table.entries + at,
           batch.entry_pos ? batch.entry_pos + at : nullptr,
@@ -101,7 +103,7 @@ KVF_HD inline RowTable row_table(const BatchView& batch, int row, int head, int 
 /// Checks everything that a kernel on the host would otherwise have to trust: array combinations,
 /// lengths, page numbers and formats. Takes time in proportion to the table entries.
 template <class Layout, class Quant>
-Result<> validate(const PagedView<Layout, Quant>& view, const BatchView& batch) {
+KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchView& batch) {
   using detail::bad_argument;
   if (auto ok = validate(view); !ok) return ok;
   const int page_tokens = view.page_tokens;

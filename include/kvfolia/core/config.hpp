@@ -15,6 +15,14 @@
 #define KVF_HD
 #endif
 
+/// Functions that kernels call, and that are not in a namespace of the kernels' target: inlined, they
+/// leave no copy that a linker could give to a unit for an older processor.
+#if defined(__GNUC__)
+#define KVF_INLINE __attribute__((always_inline)) inline
+#else
+#define KVF_INLINE inline
+#endif
+
 /// 1 adds checks that cost time (ids, bounds, non-finite input). Two translation units may differ:
 /// the setting names an inline namespace, so their functions are different functions.
 #ifndef KVF_CHECKED

@@ -83,7 +83,7 @@ struct PagedView {
 
 /// Calls f with the quantizer of an entry's format: `view.quant`, or its Exact.
 template <class Layout, class Quant, class F>
-KVF_HD decltype(auto) visit_format(const PagedView<Layout, Quant>& view, TableEntry entry, F&& f) {
+KVF_INLINE KVF_HD decltype(auto) visit_format(const PagedView<Layout, Quant>& view, TableEntry entry, F&& f) {
   if constexpr (format_count<Quant> == 1) {
     return f(view.quant);
   } else {
@@ -96,7 +96,7 @@ namespace detail {
 
 /// Checks the planes of a format that has pages.
 template <LayoutPolicy Layout, QuantPolicy Quant>
-Result<> validate(const FormatView& format, int page_tokens) {
+KVF_INLINE Result<> validate(const FormatView& format, int page_tokens) {
   if (format.pages < 0 || format.pages > TableEntry::max_pages)
     return bad_argument("view.formats.pages", format.pages, TableEntry::max_pages);
   if (format.pages == 0) return {};
@@ -118,7 +118,7 @@ Result<> validate(const FormatView& format, int page_tokens) {
 /// Says what is wrong with a view that somebody filled in by hand. A plane is named when its base, a
 /// stride between its slots, or that of its parameters is missing.
 template <class Layout, class Quant>
-Result<> validate(const PagedView<Layout, Quant>& view) {
+KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view) {
   if (view.kv_heads <= 0) return detail::bad_argument("view.kv_heads", view.kv_heads, 1);
   if (!page_tokens_fit<Layout>(view.page_tokens))
     return detail::bad_argument("view.page_tokens", view.page_tokens, Layout::page_tokens);

@@ -34,7 +34,7 @@ struct SoftmaxState {
   };
 
   /// Adds one score. NaN stays: it is never swallowed by a comparison.
-  KVF_HD Weights add(float score) {
+  KVF_INLINE KVF_HD Weights add(float score) {
     if (score > max) {
       const float scale = empty() ? 0.0f : ::expf(max - score);
       max = score;
@@ -47,7 +47,7 @@ struct SoftmaxState {
   }
 
   /// Adds another state's scores. Merging with an empty state changes no bit.
-  KVF_HD Weights merge(SoftmaxState other) {
+  KVF_INLINE KVF_HD Weights merge(SoftmaxState other) {
     if (other.empty()) return {1.0f, 0.0f};
     if (empty()) {
       *this = other;
@@ -68,7 +68,7 @@ struct SoftmaxState {
 
 /// Merges normalized results: out = a.out * old_part + b.out * new_part has the log-sum-exp that
 /// replaces `a`. Two empty ones give weights 0 and -infinity again.
-KVF_HD inline SoftmaxState::Weights merge_lse(NaturalLse& a, NaturalLse b) {
+KVF_INLINE KVF_HD SoftmaxState::Weights merge_lse(NaturalLse& a, NaturalLse b) {
   const float larger = b.value > a.value ? b.value : a.value;
   if (larger == detail::negative_infinity) return {0.0f, 0.0f};
   const float weight_a = ::expf(a.value - larger);

@@ -31,7 +31,7 @@ inline constexpr DType dtype_of<fp16> = DType::fp16;
 
 /// Calls f with a value of the element type that `type` names.
 template <class F>
-KVF_HD decltype(auto) visit_dtype(DType type, F&& f) {
+KVF_INLINE KVF_HD decltype(auto) visit_dtype(DType type, F&& f) {
   if (type == DType::fp32) return f(float{});
   if (type == DType::fp16) return f(fp16{});
   return f(bf16{});
@@ -80,7 +80,7 @@ struct Tensor {
 };
 
 /// Widens dims [0, dims) of one token and head to float.
-KVF_HD inline void load_row(const ConstTensor& from, std::int64_t token, int head, int dims, float* to) {
+KVF_INLINE KVF_HD void load_row(const ConstTensor& from, std::int64_t token, int head, int dims, float* to) {
   visit_dtype(from.type, [&](auto element) {
     const auto* row = static_cast<const decltype(element)*>(from.data) + from.offset(token, head);
     for (int d = 0; d < dims; ++d) to[d] = static_cast<float>(row[d]);
@@ -88,7 +88,8 @@ KVF_HD inline void load_row(const ConstTensor& from, std::int64_t token, int hea
 }
 
 /// Rounds dims [0, dims) of one token and head to the tensor's element type.
-KVF_HD inline void store_row(const float* from, const Tensor& to, std::int64_t token, int head, int dims) {
+KVF_INLINE KVF_HD void store_row(const float* from, const Tensor& to, std::int64_t token, int head,
+                                 int dims) {
   visit_dtype(to.type, [&](auto element) {
     using T = decltype(element);
     T* row = static_cast<T*>(to.data) + to.offset(token, head);

@@ -26,14 +26,15 @@ struct Identity {
   KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int /*page_tokens*/) { return 0; }
 
   template <class Order>
-  KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens, const float* values) const {
+  KVF_INLINE KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens,
+                                const float* values) const {
     for (int t = 0; t < tokens; ++t)
       for (int d = 0; d < tile.shape.dims; ++d)
         tile.template code<T>(slot + t, d) = static_cast<T>(values[std::int64_t{t} * tile.shape.dims + d]);
   }
 
   template <class Order, class Byte>
-  KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
+  KVF_INLINE KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
     for (int d = 0; d < tile.shape.dims; ++d) values[d] = static_cast<float>(tile.template code<T>(slot, d));
   }
 };

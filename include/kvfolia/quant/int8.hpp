@@ -33,7 +33,7 @@ struct Int8 {
 
   /// The scale for values of magnitude up to amax; NaN for a non-finite amax. A scale so small that
   /// fp16 would round it down by more than half a code is rounded up, so that no code is clamped.
-  KVF_HD static constexpr fp16 fit(float amax) {
+  KVF_INLINE KVF_HD static constexpr fp16 fit(float amax) {
     constexpr std::uint16_t nan = 0x7e00;
     constexpr std::uint16_t largest = 0x7bff;
     if (!(amax <= 3.40282347e+38f)) return fp16::from_bits(nan);
@@ -44,7 +44,8 @@ struct Int8 {
   }
 
   template <class Order>
-  KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens, const float* values) const {
+  KVF_INLINE KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens,
+                                const float* values) const {
     const int dims = tile.shape.dims;
     for (int t = 0; t < tokens; ++t) {
       const float* x = values + std::int64_t{t} * dims;
@@ -65,7 +66,7 @@ struct Int8 {
   }
 
   template <class Order, class Byte>
-  KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
+  KVF_INLINE KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
     const float scale = static_cast<float>(tile.template param<Param>(slot).scale);
     for (int d = 0; d < tile.shape.dims; ++d)
       values[d] = static_cast<float>(tile.template code<Code>(slot, d)) * scale;
