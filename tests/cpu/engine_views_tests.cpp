@@ -165,7 +165,31 @@ TEST_CASE("compacted pages have a position for every slot") {
 }
 
 namespace {
-constexpr std::int32_t entries_of_one[] = {4};
+constexpr std::int32_t entries_of_one[] = {4}, nine[] = {9};
+}
+
+TEST_CASE("a coded view is refused without its scales, or without its exact pages") {
+  using View = PagedView<Gqa<64, 8>, Int8>;
+  std::vector<std::byte> memory(4096);
+  View whole{};
+  for (FormatView& f : whole.formats)
+    f = {{memory.data(), 512, 512, 64},
+         {memory.data(), 512, 512, 64},
+         {memory.data(), 16, 16, 2},
+         {memory.data(), 16, 16, 2},
+         2};
+  CHECK(validate(whole));
+  const auto refused = [&](auto change) {
+    View view = whole;
+    change(view);
+    return !validate(view);
+  };
+  CHECK(refused([](View& v) { v.formats[0].key_params.base = nullptr; }));
+  CHECK(refused([](View& v) { v.formats[0].value_params.slot_stride = 0; }));
+  CHECK(refused([](View& v) { v.formats[1].keys.base = nullptr; }));
+  CHECK(refused([](View& v) { v.formats[1].values.base = nullptr; }));
+  CHECK(!refused([](View& v) { v.formats[1] = {}; }));
+  CHECK(!refused([](View& v) { v.formats[1].key_params = {}; }));  // exact pages have none
 }
 
 TEST_CASE("a view or batch that is filled in wrongly is refused by name") {
@@ -196,6 +220,12 @@ TEST_CASE("a view or batch that is filled in wrongly is refused by name") {
   CHECK(subject([](auto&, auto& b) { b.query_indptr = backwards; }) == "batch.query_indptr");
   CHECK(subject([](auto&, auto& b) { b.query_indptr = late; }) == "batch.query_indptr");
   CHECK(subject([](auto&, auto& b) { b.query_pos = negative; }) == "batch.query_pos");
+  CHECK(subject([](auto& v, auto&) { v.formats[0].values.slot_stride = 0; }) == "view.formats.values");
+  CHECK(subject([](auto& v, auto&) { v.formats[0].keys.slot_stride = 3; }) == "view.formats.keys");
+  CHECK(subject([](auto& v, auto&) { v.formats[0].values.base += 1; }) == "view.formats.values");
+  CHECK(subject([](auto&, auto& b) {
+          b.table = {entries_of_one, nullptr, 1}, b.lengths = nine;
+        }) == "batch.lengths (pages beyond table.row_stride)");
   static const std::int32_t zero[] = {0}, huge[] = {INT32_MAX}, five[] = {5};
   CHECK(subject([](auto& v, auto&) { v.formats[0].pages = 0; }) == "view.formats.pages");
   CHECK(subject([](auto&, auto& b) { b.lengths = huge; }) == "batch.lengths");

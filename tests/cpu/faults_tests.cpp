@@ -8,73 +8,9 @@
 #include <cmath>
 #include <vector>
 
-#include "support/scenario.hpp"
+#include "support/hand.hpp"
 
 using namespace kvfolia_tests;
-
-namespace {
-
-/// Pages of one KV head in plain memory, NaN wherever nothing was stored, and tables by hand.
-template <int Dim, class Quant = Identity<float>>
-struct Hand {
-  using Layout = Gqa<Dim, dynamic>;
-  std::vector<float> keys, values;
-  PagedView<Layout, Identity<float>> view{};
-  std::vector<std::int32_t> query_indptr{0}, entries, indptr{0}, lengths;
-  std::vector<float> queries, out;
-  std::vector<NaturalLse> lse;
-  int heads = 1;
-
-  Hand(int page_tokens, int pages)
-      : keys(static_cast<std::size_t>(page_tokens * pages * Dim), NAN), values(keys) {
-    const std::int64_t row = Dim * 4, page = row * page_tokens;
-    view.kv_heads = 1;
-    view.page_tokens = page_tokens;
-    view.formats[0].keys = {reinterpret_cast<std::byte*>(keys.data()), page, 0, row};
-    view.formats[0].values = {reinterpret_cast<std::byte*>(values.data()), page, 0, row};
-    view.formats[0].pages = pages;
-  }
-
-  /// A row of `n` queries whose table is `pages`, `length` slots in use.
-  void row(int n, const std::vector<int>& pages, int length) {
-    query_indptr.push_back(query_indptr.back() + n);
-    entries.insert(entries.end(), pages.begin(), pages.end());
-    indptr.push_back(static_cast<std::int32_t>(entries.size()));
-    lengths.push_back(length);
-  }
-  void store(int page, int slot, float key, float value) {
-    const auto at = static_cast<std::size_t>((page * view.page_tokens + slot) * Dim);
-    for (std::size_t d = 0; d < Dim; ++d) keys[at + d] = d == 0 ? key : 0.0f, values[at + d] = value;
-  }
-  BatchView batch() const {
-    BatchView b;
-    b.rows = static_cast<std::int32_t>(lengths.size());
-    b.query_indptr = query_indptr.data();
-    b.table = {entries.data(), indptr.data()};
-    b.lengths = lengths.data();
-    return b;
-  }
-  /// Queries default to zero: every key weighs the same.
-  void attend(AttendArgs args = {}, int concurrency = 1) {
-    const auto rows = static_cast<std::size_t>(query_indptr.back() * heads);
-    queries.resize(rows * Dim, 0.0f);
-    out.assign(rows * Dim, NAN);
-    lse.assign(rows, NaturalLse{NAN});
-    args.queries = {queries.data(), heads * Dim, Dim};
-    args.out = {out.data(), heads * Dim, Dim};
-    args.lse = {lse.data(), heads, 1};
-    args.scale = 1.0f;
-    const auto plan = cpu::plan_attend(view, batch(), {heads, concurrency});
-    REQUIRE(plan);
-    std::vector<std::byte> workspace(plan->workspace_bytes());
-    REQUIRE(cpu::attend(view, batch(), args, *plan, workspace, cpu::serial));
-  }
-  void check(std::size_t row, float value) const {
-    for (std::size_t d = 0; d < Dim; ++d) CHECK(out[row * Dim + d] == Approx(value).margin(1e-6));
-  }
-};
-
-}  // namespace
 
 TEST_CASE("a page beyond 2^32 bytes is read where it lies") {
   PlaneView plane{nullptr, 16384, 0, 0};
@@ -123,11 +59,7 @@ TEST_CASE("lengths 0 and 1 in one batch") {
   hand.row(1, {}, 0);
   hand.row(1, {0}, 1);
   hand.store(0, 0, 0.0f, 3.0f);
-  const BatchView b = hand.batch();
-  // A row without keys has its query at position 0.
-  const std::int32_t positions[] = {0, 0};
-  BatchView batch = b;
-  batch.query_pos = positions;
+  const BatchView batch = hand.batch();
   std::vector<float> queries(128, 1.0f), out(128, NAN);
   std::vector<NaturalLse> lse(2, NaturalLse{NAN});
   AttendArgs args;
@@ -147,38 +79,6 @@ TEST_CASE("lengths 0 and 1 in one batch") {
       CHECK((std::isinf(lse[0].value) && lse[0].value < 0));
   }
   CHECK(out[64] == Approx(3.0f / (1.0f + std::exp(1.25f))));
-}
-
-TEST_CASE("a prefix of eight zeros and a suffix of one 1 merge to a ninth") {
-  Hand<64> prefix(8, 1), suffix(1, 1);
-  prefix.row(1, {0}, 8);
-  suffix.row(1, {0}, 1);
-  for (int slot = 0; slot < 8; ++slot) prefix.store(0, slot, 0.0f, 0.0f);
-  suffix.store(0, 0, 0.0f, 1.0f);
-  AttendArgs partial;
-  partial.partial = true;
-  prefix.attend(partial);
-  suffix.attend(partial);
-  CHECK(prefix.lse[0].value == Approx(2.0794415f));
-  MergeArgs merge{1,
-                  1,
-                  64,
-                  {prefix.out.data(), 64, 64},
-                  {prefix.lse.data(), 1, 1},
-                  {suffix.out.data(), 64, 64},
-                  {suffix.lse.data(), 1, 1}};
-  REQUIRE(cpu::merge(merge, cpu::serial));
-  prefix.check(0, 1.0f / 9.0f);
-  CHECK(prefix.lse[0].value == Approx(std::log(9.0f)));
-}
-
-TEST_CASE("merging two results without keys gives 0 and -infinity") {
-  std::vector<float> a(64, 0.0f), b(64, 0.0f);
-  NaturalLse x{-INFINITY}, y{-INFINITY};
-  REQUIRE(
-      cpu::merge({1, 1, 64, {a.data(), 64, 64}, {&x, 1, 1}, {b.data(), 64, 64}, {&y, 1, 1}}, cpu::serial));
-  for (const float v : a) CHECK(v == 0.0f);
-  CHECK(x.value == -INFINITY);
 }
 
 TEST_CASE("query heads of any group size get their own weights") {
@@ -293,94 +193,6 @@ TEST_CASE("ragged rows, pages and splits give the same numbers, every row writte
   hand.attend({}, 2);
   CHECK(hand.out == whole);
   for (const float x : whole) CHECK(std::isfinite(x));
-}
-
-TEST_CASE("partial results keep float's precision") {
-  const float step = 0x1p-7f;
-  Hand<64> left(2, 1), right(2, 1);
-  left.row(1, {0}, 2);
-  right.row(1, {0}, 2);
-  left.store(0, 0, 0.0f, 1.0f);
-  left.store(0, 1, 0.0f, 1.0f + step);
-  right.store(0, 0, 0.0f, 1.0f + step);
-  right.store(0, 1, 0.0f, 1.0f + step);
-  AttendArgs partial;
-  partial.partial = true;
-  left.attend(partial);
-  right.attend(partial);
-  REQUIRE(cpu::merge({1,
-                      1,
-                      64,
-                      {left.out.data(), 64, 64},
-                      {left.lse.data(), 1, 1},
-                      {right.out.data(), 64, 64},
-                      {right.lse.data(), 1, 1}},
-                     cpu::serial));
-  std::vector<bf16> out(64);
-  REQUIRE(cpu::finish({1, 1, 64, {left.out.data(), 64, 64}, {left.lse.data(), 1, 1}, {out.data(), 64, 64}},
-                      cpu::serial));
-  for (const bf16 x : out) CHECK(static_cast<float>(x) == 1.0078125f);
-}
-
-TEST_CASE("any partition of the keys finishes to the same result, the sink logit counted once") {
-  using Layout = Gqa<64, 16>;
-  PagedCache<Layout, Identity<float>> cache({.shape = {1, 1, dynamic}, .pages = 16});
-  Random random(4);
-  Step step = cache.begin_step();
-  const SeqId id = *step.create();
-  REQUIRE(step.extend(id, 200));
-  run_step(cache, std::move(step), random);
-  Step next = cache.begin_step();
-  REQUIRE(next.extend(id, 3));
-  const Batch batch = run_step(cache, std::move(next), random);
-  const auto view = cache.view(LayerId{0});
-  const float sinks[] = {0.5f, -1.0f, 3.0f};
-  Attention a = Attention::make<Layout>(random, 3, 3);
-  a.args.sink_logits = sinks;
-  check_attend(view, batch, a, 3);
-
-  const BatchView whole = batch;
-  const std::vector<float> queries = a.queries;
-  std::vector<float> merged(a.out.size());
-  std::vector<NaturalLse> lse(a.lse.size());
-  for (int begin = 0, part = 0; begin < 13; begin += 5, ++part) {
-    const int end = std::min(begin + 5, 13);
-    const std::int32_t indptr[] = {begin, end}, length[] = {end == 13 ? 203 - begin * 16 : 80};
-    BatchView some = whole;
-    some.table.indptr = indptr;
-    some.lengths = length;
-    Attention p = Attention::make<Layout>(random, 3, 3);
-    p.queries = queries;
-    p.args.queries = {p.queries.data(), 3 * 64, 64};
-    p.args.sink_logits = sinks;
-    p.args.partial = true;
-    check_attend(view, some, p, 3);
-    if (part == 0) {
-      merged = p.out;
-      lse = p.lse;
-    } else {
-      REQUIRE(cpu::merge({3,
-                          3,
-                          64,
-                          {merged.data(), 192, 64},
-                          {lse.data(), 3, 1},
-                          {p.out.data(), 192, 64},
-                          {p.lse.data(), 3, 1}},
-                         cpu::serial));
-    }
-  }
-  REQUIRE(cpu::finish({3,
-                       3,
-                       64,
-                       {merged.data(), 192, 64},
-                       {lse.data(), 3, 1},
-                       {merged.data(), 192, 64},
-                       {lse.data(), 3, 1},
-                       sinks},
-                      cpu::serial));
-  ref::Attention expected{{a.out.begin(), a.out.end()}, {}};
-  for (const NaturalLse& l : a.lse) expected.lse.push_back(l.value);
-  check_close(compare(merged, lse, expected));
 }
 
 TEST_CASE("pages are read in the table's order: the mean of logical page numbers") {

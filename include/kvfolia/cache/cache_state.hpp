@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <string>
 #include <utility>
 #include <variant>
@@ -51,6 +52,12 @@ struct Undo {
   std::size_t index;
   std::variant<Created, Extended, PushedPage, ReplacedTail, RemovedPages, Released> what;
 };
+
+/// Makes sure that the next `count` push_backs cannot throw.
+template <class T>
+void make_room(std::vector<T>& to, std::size_t count) {
+  if (to.capacity() - to.size() < count) to.reserve(std::max(2 * to.capacity(), to.size() + count));
+}
 
 /// The open step's plan.
 struct StepWork {
@@ -106,6 +113,7 @@ class CacheState {
     s.sequence = {};
     s.alive = false;
     s.row = -1;
+    if (s.generation == std::numeric_limits<std::int32_t>::max()) return;  // no id is left for the slot
     ++s.generation;
     unused_slots_.push_back(index);
   }
@@ -155,9 +163,13 @@ class CacheState {
   /// Pages that the step gave up become free when the batch that it gets the number of has ended,
   /// and all earlier ones.
   std::int64_t commit_step() {
+    // All that may throw comes first.
+    make_room(live_batches_, 1);
+    make_room(unused_slots_, work.undo.size());
+    waiting_.push_back({next_batch_, {}});
     const std::int64_t batch = next_batch_++;
+    waiting_.back().pages = std::move(work.given_up);
     live_batches_.push_back(batch);
-    if (!work.given_up.empty()) waiting_.push_back({batch, std::move(work.given_up)});
     for (Undo& undo : work.undo)
       if (std::holds_alternative<Released>(undo.what)) retire_slot(undo.index);
     close_step();
@@ -250,22 +262,43 @@ class CacheState {
     for (const TablePage& page : slots_[index].sequence.pages) take_back(page.entry);
   }
 
-  /// Positions run on without holes but the one gap, and lengths match.
+  /// Positions run on without holes but the one gap, formats are those of their positions, no page
+  /// stands twice in a table, and lengths match.
   void verify_table(std::size_t index, std::vector<std::string>& violations) const {
     const Sequence& s = slots_[index].sequence;
+    const auto report = [&](bool wrong, const std::string& what) {
+      if (wrong) violations.push_back("sequence " + std::to_string(id_of(index).value) + ": " + what);
+    };
+    const std::int32_t size = rules_.page_tokens;
+    bool gap_met = s.gap_begin == s.gap_end;
     std::int32_t next = 0;
+    const auto cross_gap = [&] {
+      if (gap_met || next != s.gap_begin) return;
+      gap_met = true;
+      next = s.gap_end;
+    };
+    std::vector<std::int32_t> entries;
     for (const TablePage& page : s.pages) {
-      if (next == s.gap_begin && s.gap_end > next) next = s.gap_end;
-      if (page.begin.value != next || page.entry.absent())
-        violations.push_back("sequence " + std::to_string(id_of(index).value) + ": a page begins at " +
-                             std::to_string(page.begin.value) + ", not at " + std::to_string(next));
-      next = page.begin.value + rules_.page_tokens;
+      cross_gap();
+      const std::string name = "page " + std::to_string(page.entry.raw);
+      report(page.entry.absent(), name + " is absent");
+      report(page.begin.value != next,
+             name + " begins at " + std::to_string(page.begin.value) + ", not at " + std::to_string(next));
+      report(!page.entry.absent() && page.entry.format() != rules_.format_at(page.begin.value),
+             name + " has another format than its position");
+      entries.push_back(page.entry.raw);
+      next = page.begin.value + size;
     }
-    if (next == s.gap_begin && s.gap_end > next) next = s.gap_end;
-    if (s.length > next || s.length <= next - rules_.page_tokens)
-      violations.push_back("sequence " + std::to_string(id_of(index).value) + ": " +
-                           std::to_string(s.length) + " tokens do not fit pages that end at " +
-                           std::to_string(next));
+    cross_gap();
+    std::sort(entries.begin(), entries.end());
+    report(std::adjacent_find(entries.begin(), entries.end()) != entries.end(),
+           "a page stands twice in its table");
+    report(!gap_met || s.gap_begin > s.gap_end || s.gap_begin % size != 0 || s.gap_end % size != 0 ||
+               (s.gap_begin != s.gap_end && rules_.window.left < 0),
+           "the gap [" + std::to_string(s.gap_begin) + ", " + std::to_string(s.gap_end) +
+               ") is none of its table's");
+    report(s.length > next || s.length <= next - size,
+           std::to_string(s.length) + " tokens do not fit pages that end at " + std::to_string(next));
   }
 
   TableRules rules_;

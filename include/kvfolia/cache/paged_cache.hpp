@@ -104,6 +104,8 @@ class PagedCache {
     view.window = evict_.visible();
     view.quant = quant_;
     for (int f = 0; f < format_count<Quant>; ++f) {
+      const std::int64_t pages = pool(f).pages();
+      if (pages == 0) continue;
       const PageFormat format = PagedCache::format(shape_, f);
       std::byte* base = store_.data(f, layer.value);
       const std::int64_t stride = store_.page_stride(f);
@@ -114,7 +116,7 @@ class PagedCache {
       to.key_params = {base + format.key_param_offset(), stride, format.key_param_bytes, format.param_stride};
       to.value_params = {base + format.value_param_offset(), stride, format.value_param_bytes,
                          format.param_stride};
-      to.pages = static_cast<std::int32_t>(state_->pools()[static_cast<std::size_t>(f)].pages());
+      to.pages = static_cast<std::int32_t>(pages);
     }
     return view;
   }
@@ -189,6 +191,11 @@ class PagedCache {
     for (const std::int64_t pages : {config.pages, config.exact_pages})
       detail::require(0 <= pages && pages <= TableEntry::max_pages,
                       "pages and exact_pages must not be negative and fit a table entry (at most 2^29)");
+    // In floating point: the product itself may overflow.
+    const double tile = static_cast<double>(resolved_page_tokens(shape)) *
+                        (Layout::key_dim + Layout::value_dim) * (Quant::code_bits + Quant::Exact::code_bits);
+    detail::require(tile * shape.kv_heads * shape.layers < 0x1p60,
+                    "shape: the bytes of a page must fit 64 bits: fewer kv_heads, layers or page_tokens");
     detail::require(config.exact_sink_pages >= 0, "exact_sink_pages must not be negative");
     detail::require(config.exact_sink_pages == 0 || format_count<Quant> == 1 || config.exact_pages > 0,
                     "exact_pages must be positive when there are exact_sink_pages");

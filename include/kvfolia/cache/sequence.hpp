@@ -25,7 +25,7 @@ struct TableRules {
   std::int32_t exact_sink_pages = 0;  ///< so many first pages get the exact format
   int exact_format = 0;
   int coded_format = 0;
-  Window window;
+  Window window{};
 
   int format_at(std::int32_t begin) const {
     return begin / page_tokens < exact_sink_pages ? exact_format : coded_format;
@@ -53,8 +53,8 @@ struct Sequence {
   };
   Dead dead_pages(std::int32_t query, const TableRules& rules) const {
     if (rules.window.left < 0) return {0, 0};
-    const std::int32_t size = rules.page_tokens;
-    const std::int32_t sinks = (rules.window.sink_tokens + size - 1) / size;
+    const std::int64_t size = rules.page_tokens;
+    const std::int64_t sinks = (rules.window.sink_tokens + size - 1) / size;
     Dead dead{static_cast<std::size_t>(sinks), 0};
     for (std::size_t i = dead.first; i < pages.size(); ++i, ++dead.count)
       if (pages[i].begin.value + size > query - rules.window.left) break;

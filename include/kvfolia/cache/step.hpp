@@ -35,6 +35,7 @@ class Step {
   /// A new sequence of length 0.
   Result<SeqId> create() {
     if (!state_) return closed();
+    make_room(0, 0);
     const std::size_t index = state_->new_slot();
     log(index, detail::Created{});
     return state_->id_of(index);
@@ -66,6 +67,8 @@ class Step {
         return Error{Errc::out_of_pages, format == rules.coded_format ? "coded pages" : "exact pages",
                      needed[format], state_->free_pages(format)};
 
+    make_room(s.pages.size() + 1, static_cast<std::size_t>(end_new - first_new));
+    detail::make_room(s.pages, static_cast<std::size_t>(end_new - first_new));
     const std::size_t index = state_->index_of(*slot);
     if (slot->row < 0) {
       slot->row = static_cast<std::int32_t>(work().rows.size());
@@ -105,9 +108,10 @@ class Step {
     if (!from) return unknown(parent);
     if (from->row >= 0 && from->sequence.length > row(*from).start)
       return Error{Errc::pending_tokens, "parent", from->sequence.length, row(*from).start};
+    make_room(0, 0);
     Sequence copy = from->sequence;
-    for (const TablePage& page : copy.pages) state_->add_ref(page.entry);
     const std::size_t index = state_->new_slot();
+    for (const TablePage& page : copy.pages) state_->add_ref(page.entry);
     state_->slot(index).sequence = std::move(copy);
     log(index, detail::Created{});
     return state_->id_of(index);
@@ -124,6 +128,7 @@ class Step {
     if (length < 0 || length > s.length) return detail::bad_argument("length", length, s.length);
     if (!s.can_truncate(length, rules))
       return Error{Errc::position_evicted, "length", length, s.gap_end + rules.window.left};
+    make_room(s.pages.size(), 0);
     const std::size_t index = state_->index_of(*slot);
     std::size_t keep = s.pages.size();
     while (keep > 0 && s.pages[keep - 1].begin.value >= length) --keep;
@@ -140,6 +145,7 @@ class Step {
     if (!state_) return closed();
     detail::CacheState::Slot* slot = state_->find(id);
     if (!slot) return unknown(id);
+    make_room(slot->sequence.pages.size(), 0);
     if (slot->row >= 0) row(*slot).start = released_row;
     for (const TablePage& page : slot->sequence.pages) state_->give_up(page.entry);
     slot->alive = false;
@@ -180,6 +186,15 @@ class Step {
   detail::StepWork& work() { return state_->work; }
   StepRow& row(const detail::CacheState::Slot& slot) {
     return work().rows[static_cast<std::size_t>(slot.row)];
+  }
+
+  /// All allocations of an operation that gives up and takes so many pages: what throws, throws
+  /// before anything has changed.
+  void make_room(std::size_t given_up, std::size_t taken) {
+    detail::make_room(work().undo, taken + 4);
+    detail::make_room(work().given_up, given_up);
+    detail::make_room(work().rows, 1);
+    detail::make_room(work().copies, 1);
   }
 
   template <class What>

@@ -38,7 +38,8 @@ struct BatchView {
   const std::int32_t* lengths = nullptr;           ///< [rows], slots in use, those of absent entries counted
   const std::int32_t* last_page_tokens = nullptr;  ///< [rows], 1 to page_tokens; needs table.indptr
   const std::int32_t* query_pos = nullptr;         ///< [rows], logical position of the row's first query;
-                                                   ///< null: the queries are the row's newest tokens
+                                                   ///< null: the queries are the row's newest tokens, and
+                                                   ///< those before its first one see no key
   const std::int32_t* entry_pos = nullptr;         ///< one per table entry, the logical position of its first
                                                    ///< slot; null: entry i starts at i * page_tokens
   const std::int32_t* entry_tokens = nullptr;      ///< one per table entry, slots in use
@@ -109,7 +110,6 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
   const int page_tokens = view.page_tokens;
   if (batch.rows < 0) return bad_argument("batch.rows", batch.rows);
   if (batch.rows == 0) return {};
-  if (!batch.table.entries) return bad_argument("batch.table.entries");
   if (!batch.lengths && !(batch.last_page_tokens && batch.table.indptr)) return bad_argument("batch.lengths");
   if (batch.entry_tokens && !batch.table.indptr)
     return bad_argument("batch.table.indptr (entry_tokens needs it)");
@@ -123,6 +123,7 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
     if (batch.table.indptr && batch.table.indptr[row + 1] < batch.table.indptr[row])
       return bad_argument("batch.table.indptr", batch.table.indptr[row + 1], batch.table.indptr[row]);
     const std::int64_t entries = batch.entry_count(row, page_tokens);
+    if (entries > 0 && !batch.table.entries) return bad_argument("batch.table.entries");
     if (batch.last_page_tokens && !batch.lengths && entries > 0 &&
         (batch.last_page_tokens[row] < 1 || batch.last_page_tokens[row] > page_tokens))
       return bad_argument("batch.last_page_tokens", batch.last_page_tokens[row], page_tokens);
@@ -130,8 +131,11 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
     const bool fits = batch.entry_tokens ? 0 <= length && length <= entries * page_tokens
                                          : (length + page_tokens - 1) / page_tokens == entries && length >= 0;
     if (!fits) return bad_argument("batch.lengths", length, entries * page_tokens);
-    if (batch.first_query(row, page_tokens).value < 0)
-      return bad_argument("batch.query_pos", batch.first_query(row, page_tokens).value, 0);
+    if (batch.query_pos && batch.query_pos[row] < 0)
+      return bad_argument("batch.query_pos", batch.query_pos[row], 0);
+    if (!batch.table.indptr && entries > batch.table.row_stride &&
+        (batch.rows > 1 || batch.table.row_stride > 0))
+      return bad_argument("batch.lengths (pages beyond table.row_stride)", entries, batch.table.row_stride);
     for (int head = 0; head < tables; ++head) {
       const RowTable table = row_table(batch, row, head, page_tokens);
       std::int64_t next = 0, used = 0;

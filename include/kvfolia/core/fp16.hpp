@@ -18,16 +18,16 @@ struct fp16 {
   fp16() = default;
   KVF_HD constexpr explicit fp16(float value) : bits(round_bits(value)) {}
   KVF_HD constexpr explicit operator float() const {
-    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+    // Masks rather than branches, so that a loop over values vectorises.
     const std::uint32_t magnitude = bits & 0x7fffu;
-    // Selects rather than branches, so that a loop over values vectorises.
-    const float subnormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
-    const std::uint32_t normal = (magnitude << 13) + 0x38000000u;
-    const std::uint32_t special = (magnitude << 13) | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
-    const std::uint32_t wide = magnitude < 0x400u    ? __builtin_bit_cast(std::uint32_t, subnormal)
-                               : magnitude < 0x7c00u ? normal
-                                                     : special;
-    return __builtin_bit_cast(float, sign | wide);
+    const std::uint32_t special = magnitude >= 0x7c00u ? ~0u : 0u;
+    const std::uint32_t nan = magnitude > 0x7c00u ? 0x400000u : 0u;  // is made quiet
+    const std::uint32_t normal = ((magnitude << 13) + 0x38000000u + (special & 0x38000000u)) | nan;
+    // Behind 0.5 the mantissa counts units of 2^-24, as a subnormal value's does.
+    const float subnormal = __builtin_bit_cast(float, 0x3f000000u | (magnitude & 0x3ffu)) - 0.5f;
+    const std::uint32_t small = magnitude < 0x400u ? ~0u : 0u;
+    const std::uint32_t wide = (__builtin_bit_cast(std::uint32_t, subnormal) & small) | (normal & ~small);
+    return __builtin_bit_cast(float, (static_cast<std::uint32_t>(bits & 0x8000u) << 16) | wide);
   }
 
   KVF_HD static constexpr fp16 from_bits(std::uint16_t raw) {

@@ -103,9 +103,14 @@ KVF_INLINE Result<> validate(const FormatView& format, int page_tokens) {
   const bool params = Quant::param_bytes(Layout::key_dim, page_tokens) > 0;
   const auto plane = [&](const PlaneView& codes, const PlaneView& parameters, bool strided,
                          const char* subject) {
+    constexpr std::int64_t element = Quant::code_bits >= 8 ? Quant::code_bits / 8 : 1;
+    const std::int64_t address =
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(codes.base) % element);
+    const bool aligned = address == 0 && codes.page_stride % element == 0 &&
+                         codes.head_stride % element == 0 && codes.slot_stride % element == 0;
     const bool complete = codes.base && (!params || parameters.base) &&
                           (!strided || codes.slot_stride != 0) && (!params || parameters.slot_stride != 0);
-    return complete ? Result<>() : bad_argument(subject);
+    return complete && aligned ? Result<>() : bad_argument(subject);
   };
   if (auto ok = plane(format.keys, format.key_params, Layout::KeyOrder::strided, "view.formats.keys"); !ok)
     return ok;
@@ -116,7 +121,8 @@ KVF_INLINE Result<> validate(const FormatView& format, int page_tokens) {
 }  // namespace detail
 
 /// Says what is wrong with a view that somebody filled in by hand. A plane is named when its base, a
-/// stride between its slots, or that of its parameters is missing.
+/// stride between its slots, or that of its parameters is missing, or when one of them would tear
+/// elements apart.
 template <class Layout, class Quant>
 KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view) {
   if (view.kv_heads <= 0) return detail::bad_argument("view.kv_heads", view.kv_heads, 1);

@@ -33,8 +33,9 @@ struct SoftmaxState {
     float new_part;
   };
 
-  /// Adds one score. NaN stays: it is never swallowed by a comparison.
+  /// Adds one score. One of -infinity weighs nothing. NaN stays: no comparison swallows it.
   KVF_INLINE KVF_HD Weights add(float score) {
+    if (score == detail::negative_infinity) return {1.0f, 0.0f};
     if (score > max) {
       const float scale = empty() ? 0.0f : ::expf(max - score);
       max = score;
@@ -69,8 +70,8 @@ struct SoftmaxState {
 /// Merges normalized results: out = a.out * old_part + b.out * new_part has the log-sum-exp that
 /// replaces `a`. Two empty ones give weights 0 and -infinity again.
 KVF_INLINE KVF_HD SoftmaxState::Weights merge_lse(NaturalLse& a, NaturalLse b) {
+  if (a.value == detail::negative_infinity && b.value == detail::negative_infinity) return {0.0f, 0.0f};
   const float larger = b.value > a.value ? b.value : a.value;
-  if (larger == detail::negative_infinity) return {0.0f, 0.0f};
   const float weight_a = ::expf(a.value - larger);
   const float weight_b = ::expf(b.value - larger);
   const float sum = weight_a + weight_b;

@@ -33,6 +33,7 @@ inline bool all_finite(const ConstTensor& tensor, std::int64_t token, int heads,
 template <class Layout, class Quant>
 Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args) {
   if (auto ok = validate(view); !ok) return ok;
+  if (batch.rows < 0) return bad_argument("batch.rows", batch.rows);
   const std::int32_t tokens = batch.total_queries();
   if (tokens == 0) return {};
   if (!batch.slots) return bad_argument("batch.slots");

@@ -57,9 +57,10 @@ class HostStore {
     }
   }
 
-  /// Page 0 of one layer.
+  /// Page 0 of one layer; null for a format without pages.
   std::byte* data(int format, int layer) const {
     const Format& f = formats_[static_cast<std::size_t>(format)];
+    if (!f.memory) return nullptr;
     const std::int64_t slices = order_ == StorageOrder::layer_major ? layer * f.pages : layer;
     return f.memory.get() + slices * f.slice_bytes;
   }

@@ -64,6 +64,8 @@ Result<Attention> attend(const PagedView<Layout, Quant>& view, const BatchView& 
                          int query_heads) {
   if (auto ok = validate(view, batch); !ok) return ok.error();
   if (auto ok = kvfolia::detail::validate_scale<Layout>(args); !ok) return ok.error();
+  if (batch.total_queries() > 0 && !args.queries.data) return kvfolia::detail::bad_argument("args.queries");
+  if (args.mask.bits && !args.mask.row_offset) return kvfolia::detail::bad_argument("args.mask.row_offset");
   if (query_heads <= 0 || query_heads % view.kv_heads != 0)
     return kvfolia::detail::bad_argument("query_heads", query_heads, view.kv_heads);
   const double infinity = std::numeric_limits<double>::infinity();
@@ -107,6 +109,7 @@ Result<Attention> attend(const PagedView<Layout, Quant>& view, const BatchView& 
 
         double largest = sink ? double{args.sink_logits[head]} : -infinity;
         for (const double logit : logits) largest = logit > largest ? logit : largest;
+        if (largest == -infinity) continue;
         double sum = sink ? std::exp(args.sink_logits[head] - largest) : 0.0;
         for (const double logit : logits) sum += std::exp(logit - largest);
         const std::size_t at = static_cast<std::size_t>(packed) * heads + static_cast<std::size_t>(head);
