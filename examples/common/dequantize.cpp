@@ -8,24 +8,15 @@
 
 #include <array>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string_view>
 
+#include "common/bytes.hpp"
 #include "kvfolia/core/fp16.hpp"
 
 namespace kvfolia_examples {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "GGUF data is used in place");
-
-template <class T>
-T load(const std::byte* src) {
-  T value;
-  std::memcpy(&value, src, sizeof(T));
-  return value;
-}
 
 inline float load_half(const std::byte* src) {
   return static_cast<float>(kvfolia::fp16::from_bits(load<std::uint16_t>(src)));

@@ -7,23 +7,14 @@
 
 #include <sys/mman.h>
 
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "common/bytes.hpp"
+
 namespace kvfolia_examples {
-namespace {
-
-template <class T>
-T load(const std::byte* src) {
-  T value;
-  std::memcpy(&value, src, sizeof(T));
-  return value;
-}
-
-}  // namespace
 
 void GgufFile::Unmap::operator()(const std::byte* mapping) const {
   ::munmap(const_cast<std::byte*>(mapping), size);

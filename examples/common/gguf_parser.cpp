@@ -14,17 +14,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/bytes.hpp"
 #include "common/gguf.hpp"
 
 namespace kvfolia_examples {
 namespace {
-
-template <class T>
-T load(const std::byte* src) {
-  T value;
-  std::memcpy(&value, src, sizeof(T));
-  return value;
-}
 
 std::string_view as_text(const std::byte* data, std::uint64_t size) {
   return {reinterpret_cast<const char*>(data), static_cast<std::size_t>(size)};

@@ -225,7 +225,10 @@ class CacheState {
   void close_step() {
     for (const StepRow& row : work.rows)
       if (Slot* s = find(row.seq)) s->row = -1;
-    work = {};
+    work.undo.clear();  // and keep the memory: the next step is much like this one
+    work.rows.clear();
+    work.copies.clear();
+    work.given_up.clear();
     step_open = false;
   }
 

@@ -124,6 +124,8 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
       return bad_argument("batch.table.indptr", batch.table.indptr[row + 1], batch.table.indptr[row]);
     const std::int64_t entries = batch.entry_count(row, page_tokens);
     if (entries > 0 && !batch.table.entries) return bad_argument("batch.table.entries");
+    if (entries * page_tokens > INT32_MAX)
+      return bad_argument("batch.table.indptr (positions)", entries * page_tokens, INT32_MAX);
     if (batch.last_page_tokens && !batch.lengths && entries > 0 &&
         (batch.last_page_tokens[row] < 1 || batch.last_page_tokens[row] > page_tokens))
       return bad_argument("batch.last_page_tokens", batch.last_page_tokens[row], page_tokens);
