@@ -3,7 +3,6 @@
 #pragma once
 // How many bytes a page takes and where its planes lie: the only source of sizes.
 
-#include <array>
 #include <cstdint>
 #include <type_traits>
 

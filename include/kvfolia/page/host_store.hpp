@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -94,7 +93,8 @@ class HostStore {
 
  private:
   struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
+    std::align_val_t alignment;
+    void operator()(std::byte* memory) const { ::operator delete(memory, alignment); }
   };
   using Memory = std::unique_ptr<std::byte, Free>;
   struct Format {
@@ -115,8 +115,10 @@ class HostStore {
     const std::int64_t alignment = huge ? huge_page : cache_line;
     const std::int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
     if (rounded == 0) return {};
-    Memory memory(static_cast<std::byte*>(
-        std::aligned_alloc(static_cast<std::size_t>(alignment), static_cast<std::size_t>(rounded))));
+    const auto aligned = static_cast<std::align_val_t>(alignment);
+    Memory memory(
+        static_cast<std::byte*>(::operator new(static_cast<std::size_t>(rounded), aligned, std::nothrow)),
+        Free{aligned});
     if (!memory) detail::out_of_memory();
 #if defined(__linux__)
     if (huge) ::madvise(memory.get(), static_cast<std::size_t>(rounded), MADV_HUGEPAGE);
