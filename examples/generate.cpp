@@ -210,7 +210,8 @@ void generate(const Options& options) {
 
   // One text is printed as it comes; of several, only their progress, and that on a terminal.
   Printer printer(!options.json && options.forks == 0);
-  if (!options.json && options.chat.empty()) std::printf("%s", prompt.c_str()), std::fflush(stdout);
+  if (!options.json && options.chat.empty())
+    std::fwrite(prompt.data(), 1, prompt.size(), stdout), std::fflush(stdout);
 
   Figures figures;
   const auto start = std::chrono::steady_clock::now();
@@ -279,8 +280,11 @@ int main(int argc, char** argv) {
   app.add_option("--temperature", options.temperature, "0 is greedy [0; 0.8 with --forks]")
       ->check(CLI::Validator(
           [](const std::string& text) {  // CLI::Range lets NaN pass
-            const double value = std::strtod(text.c_str(), nullptr);
-            return value >= 0.0 && value <= 100.0 ? std::string() : text + " is not in 0 to 100";
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            return end != text.c_str() && *end == 0 && value >= 0.0 && value <= 100.0
+                       ? std::string()
+                       : text + " is not in 0 to 100";
           },
           "in [0 - 100]"));
   app.add_option("--seed", options.seed, "of sampling; fork i takes seed + i")->capture_default_str();

@@ -12,11 +12,14 @@
 
 namespace {
 thread_local long allocations = 0;
+thread_local long allowed = -1;  ///< so many more allocations succeed; -1: all
 }
 
 // Inlined, they look like a mismatch to GCC.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
+  if (allowed == 0) throw std::bad_alloc();
+  if (allowed > 0) --allowed;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
@@ -57,6 +60,61 @@ TEST_CASE("copying, appending, attending, merging and finishing allocate nothing
   const long after = allocations;
   CHECK(ok);
   CHECK(after == before);
+}
+
+TEST_CASE("out of memory in a step changes nothing, and the step can be taken back") {
+  // Every operation, with memory for 0, 1, 2, ... allocations.
+  for (int operation = 0; operation < 6; ++operation)
+    for (long allowance = 0; allowance < 12; ++allowance) {
+      CAPTURE(operation, allowance);
+      PagedCache<Gqa<8, 4>, Identity<float>, SinkWindow> cache({.shape = {1, 1, dynamic}, .pages = 60}, {},
+                                                               SinkWindow{2, 5});
+      SeqId id, shared;
+      {
+        Step step = cache.begin_step();
+        id = *step.create();
+        shared = *step.create();
+        REQUIRE((step.extend(id, 30) && step.extend(shared, 6)));
+        step.commit();
+        Step fork = cache.begin_step();
+        REQUIRE(fork.fork(shared));
+        fork.commit();
+      }
+      const auto held = cache.stats().held;
+      {
+        Step step = cache.begin_step();
+        allowed = allowance;
+        try {
+          if (operation == 0) static_cast<void>(step.create());
+          if (operation == 1) static_cast<void>(step.extend(id, 20));
+          if (operation == 2) static_cast<void>(step.extend(shared, 20));
+          if (operation == 3) static_cast<void>(step.fork(id));
+          if (operation == 4) static_cast<void>(step.truncate(id, 26));
+          if (operation == 5 && step.release(id)) step.commit();
+        } catch (const std::bad_alloc&) {
+        }
+        allowed = -1;
+        CHECK(cache.verify().empty());
+      }
+      CHECK(cache.verify().empty());
+      const bool released = !cache.sequence(id);
+      CHECK((released ? operation == 5 : cache.stats().held == held && cache.sequence(id)->length == 30));
+      Step next = cache.begin_step();
+      REQUIRE(next.extend(*next.create(), 1));
+      next.commit();
+    }
+}
+
+TEST_CASE("taking a step back needs no memory") {
+  PagedCache<Gqa<8, 4>, Identity<float>> cache({.shape = {1, 1, dynamic}, .pages = 60});
+  {
+    Step step = cache.begin_step();
+    for (int i = 0; i < 20; ++i) REQUIRE(step.extend(*step.create(), 5));
+    allowed = 0;
+  }
+  allowed = -1;
+  CHECK(cache.stats().free == 60);
+  CHECK(cache.verify().empty());
 }
 
 #endif

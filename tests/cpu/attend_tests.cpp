@@ -335,6 +335,21 @@ TEST_CASE_METHOD(Small, "bad arguments are named and nothing is written") {
     CHECK(cpu::attend(view(), batch, args, *old, workspace, cpu::serial).error().code ==
           Errc::invalid_argument);
   }
+  SECTION("a plan for the same lengths at other positions") {
+    BatchView later = batch;
+    const std::int32_t query[] = {5, 1100}, positions[] = {0, 16, 0, 16, 32, 48, 64, 80, 1096};
+    later.query_pos = query;
+    later.entry_pos = positions;
+    const auto old = cpu::plan_attend(view(), later, {heads, 1});
+    REQUIRE(old);
+    later.query_pos = batch.view().query_pos;
+    CHECK(cpu::attend(view(), batch, args, *old, workspace, cpu::serial).error().code ==
+          Errc::invalid_argument);
+    later.query_pos = query;
+    later.entry_pos = batch.view().entry_pos;
+    CHECK(cpu::attend(view(), later, args, *old, workspace, cpu::serial).error().code ==
+          Errc::invalid_argument);
+  }
   SECTION("strides of zero, which would put all results in one place") {
     args.lse.token_stride = 0;
     CHECK(std::string(run(args, workspace).error().subject) == "args.lse (strides)");

@@ -144,6 +144,26 @@ TEST_CASE("every KV head may have a table of its own") {
   for (std::size_t i = 0; i < 2 * dim; ++i) CHECK(both.out[i] != second.out[i]);
 }
 
+TEST_CASE("heads that kept different numbers of tokens attend over their own") {
+  EnginePages engine(EnginePages::Order::slot_head);
+  const std::int32_t entries[] = {4, 9, 1}, indptr[] = {0, 1}, lengths[] = {5}, query[] = {20};
+  const std::int32_t used[] = {5, 0, 3};  // head 0 kept five tokens of page 4, head 1 three of page 1
+  std::int32_t slot_pos[24] = {0, 3, 4, 9, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 8, 19};
+  BatchView batch;
+  batch.rows = 1;
+  batch.table = {entries, indptr, 0, 2};
+  batch.lengths = lengths;
+  batch.entry_tokens = used;
+  batch.slot_pos = slot_pos;
+  batch.query_pos = query;
+  Random random(1);
+  Attention a = Attention::make<Layout>(random, 1, heads);
+  check_attend(engine.view, batch, a, heads);
+  const std::int32_t more[] = {5, 0, 6};
+  batch.entry_tokens = more;
+  CHECK(cpu::plan_attend(engine.view, batch, {heads, 1}).error().code == Errc::invalid_argument);
+}
+
 TEST_CASE("compacted pages have a position for every slot") {
   EnginePages engine(EnginePages::Order::slot_head);
   const std::int32_t entries[] = {4, 9}, indptr[] = {0, 2}, lengths[] = {11}, used[] = {6, 5}, query[] = {40};
@@ -186,6 +206,8 @@ TEST_CASE("a coded view is refused without its scales, or without its exact page
   };
   CHECK(refused([](View& v) { v.formats[0].key_params.base = nullptr; }));
   CHECK(refused([](View& v) { v.formats[0].value_params.slot_stride = 0; }));
+  CHECK(refused([](View& v) { v.formats[0].value_params.slot_stride = 3; }));
+  CHECK(refused([](View& v) { v.formats[0].key_params.base += 1; }));
   CHECK(refused([](View& v) { v.formats[1].keys.base = nullptr; }));
   CHECK(refused([](View& v) { v.formats[1].values.base = nullptr; }));
   CHECK(!refused([](View& v) { v.formats[1] = {}; }));

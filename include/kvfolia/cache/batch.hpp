@@ -22,7 +22,7 @@ namespace kvfolia::inline KVF_ABI {
 /// destroyed by the thread that writes to the cache.
 class Batch {
  public:
-  Batch() = default;
+  Batch() = default;  // of no rows, and without memory, so that moving cannot fail
   Batch(Batch&& other) noexcept : Batch() { swap(other); }
   Batch& operator=(Batch&& other) noexcept {
     Batch(std::move(other)).swap(*this);
@@ -34,7 +34,7 @@ class Batch {
 
   std::int32_t rows() const { return static_cast<std::int32_t>(sequences_.size()); }
   /// New tokens over all rows: what the packed arrays of append and attend hold.
-  std::int32_t tokens() const { return query_indptr_.back(); }
+  std::int32_t tokens() const { return query_indptr_.empty() ? 0 : query_indptr_.back(); }
   SeqId sequence(std::int32_t row) const { return sequences_[static_cast<std::size_t>(row)]; }
   /// To be carried out before the batch's tokens are appended: store.copy(batch.copies(), ...).
   std::span<const PageCopy> copies() const { return copies_; }
@@ -55,7 +55,7 @@ class Batch {
  private:
   friend class Step;
 
-  explicit Batch(const std::vector<PageCopy>& copies) : copies_(copies) {}
+  explicit Batch(const std::vector<PageCopy>& copies) : copies_(copies), query_indptr_{0}, entry_indptr_{0} {}
 
   void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules) {
     const std::int32_t size = rules.page_tokens;
@@ -94,8 +94,8 @@ class Batch {
   std::int64_t number_ = 0;
   std::vector<SeqId> sequences_;
   std::vector<PageCopy> copies_;
-  std::vector<std::int32_t> query_indptr_{0};
-  std::vector<std::int32_t> entry_indptr_{0};
+  std::vector<std::int32_t> query_indptr_;
+  std::vector<std::int32_t> entry_indptr_;
   std::vector<std::int32_t> entries_;
   std::vector<std::int32_t> entry_pos_;
   std::vector<std::int32_t> lengths_;

@@ -99,8 +99,9 @@ class CacheState {
 
   std::size_t new_slot() {
     if (unused_slots_.empty()) {
-      unused_slots_.push_back(slots_.size());
       slots_.emplace_back();
+      unused_slots_.reserve(slots_.capacity());  // giving a slot back never allocates
+      unused_slots_.push_back(slots_.size() - 1);
     }
     const std::size_t index = unused_slots_.back();
     unused_slots_.pop_back();
@@ -165,7 +166,6 @@ class CacheState {
   std::int64_t commit_step() {
     // All that may throw comes first.
     make_room(live_batches_, 1);
-    make_room(unused_slots_, work.undo.size());
     waiting_.push_back({next_batch_, {}});
     const std::int64_t batch = next_batch_++;
     waiting_.back().pages = std::move(work.given_up);

@@ -72,16 +72,16 @@ class Step {
     make_room(dead.count + 1, static_cast<std::size_t>(end_new - first_new));
     detail::make_room(s.pages, static_cast<std::size_t>(end_new - first_new));
     const std::size_t index = state_->index_of(*slot);
-    if (slot->row < 0) {
-      slot->row = static_cast<std::int32_t>(work().rows.size());
-      work().rows.push_back({id, s.length});
-    }
     if (dead.count > 0) {
       const std::int32_t begin = s.pages[dead.first].begin.value;
       const std::int32_t end = s.pages[dead.first + dead.count - 1].begin.value + size;
       remove_pages(index, dead.first, dead.count);
       s.gap_begin = s.gap_begin == s.gap_end ? begin : s.gap_begin;
       s.gap_end = end;
+    }
+    if (slot->row < 0) {
+      slot->row = static_cast<std::int32_t>(work().rows.size());
+      work().rows.push_back({id, s.length});
     }
     if (copies_tail) {
       const TablePage old = s.pages.back();

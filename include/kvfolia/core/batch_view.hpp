@@ -18,7 +18,7 @@ namespace kvfolia::inline KVF_ABI {
 struct TableView {
   const std::int32_t* entries = nullptr;  ///< see TableEntry; negative entries are skipped
   const std::int32_t* indptr = nullptr;
-  std::int64_t row_stride = 0;
+  std::int64_t row_stride = 0;  ///< must be given for several padded rows
   std::int64_t head_stride = 0;
 
   KVF_HD std::int64_t first(int row, int head) const {
@@ -30,7 +30,9 @@ struct TableView {
 /// arrays. Row r has the packed query tokens [query_indptr[r], query_indptr[r + 1]).
 ///
 /// Of a row's entries all are full but the last one. How full that is comes from `lengths` or from
-/// `last_page_tokens`, or, for compacted pages, from `entry_tokens`.
+/// `last_page_tokens`, or, for compacted pages, from `entry_tokens`, which needs table.indptr. Positions
+/// ascend strictly along a table, over absent entries too. Where entry_pos, slot_pos or entry_tokens is
+/// given, so must be query_pos.
 struct BatchView {
   std::int32_t rows = 0;
   const std::int32_t* query_indptr = nullptr;  ///< [rows + 1]; null: one query a row
@@ -38,8 +40,8 @@ struct BatchView {
   const std::int32_t* lengths = nullptr;           ///< [rows], slots in use, those of absent entries counted
   const std::int32_t* last_page_tokens = nullptr;  ///< [rows], 1 to page_tokens; needs table.indptr
   const std::int32_t* query_pos = nullptr;         ///< [rows], logical position of the row's first query;
-                                                   ///< null: the queries are the row's newest tokens, and
-                                                   ///< those before its first one see no key
+                                                   ///< null: the queries are the row's newest tokens; with
+                                                   ///< a causal mask, more of them see no key
   const std::int32_t* entry_pos = nullptr;         ///< one per table entry, the logical position of its first
                                                    ///< slot; null: entry i starts at i * page_tokens
   const std::int32_t* entry_tokens = nullptr;      ///< one per table entry, slots in use
@@ -138,6 +140,8 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
     if (!batch.table.indptr && entries > batch.table.row_stride &&
         (batch.rows > 1 || batch.table.row_stride > 0))
       return bad_argument("batch.lengths (pages beyond table.row_stride)", entries, batch.table.row_stride);
+    if (!batch.table.indptr && tables > 1 && entries > batch.table.head_stride)
+      return bad_argument("batch.lengths (pages beyond table.head_stride)", entries, batch.table.head_stride);
     for (int head = 0; head < tables; ++head) {
       const RowTable table = row_table(batch, row, head, page_tokens);
       std::int64_t next = 0, used = 0;
@@ -160,8 +164,9 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
           return bad_argument("batch.table.entries (page)", entry.page().value,
                               view.formats[entry.format()].pages);
       }
-      if (used != length)
-        return bad_argument("batch.lengths (entry_tokens add up to other ones)", length, used);
+      // Heads with tables of their own may have kept fewer tokens than the row's longest.
+      const bool adds_up = tables == 1 ? used == length : used <= length;
+      if (!adds_up) return bad_argument("batch.lengths (entry_tokens add up to other ones)", length, used);
     }
   }
   return {};

@@ -16,7 +16,7 @@
 #endif
 
 /// Functions that kernels call, and that are not in a namespace of the kernels' target: inlined, they
-/// leave no copy that a linker could give to a unit for an older processor.
+/// leave no copy (at -O1 to -O3) that a linker could give to a unit for an older processor.
 #if defined(__GNUC__)
 #define KVF_INLINE __attribute__((always_inline)) inline
 #else

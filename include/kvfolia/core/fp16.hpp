@@ -16,8 +16,8 @@ struct fp16 {
   std::uint16_t bits;
 
   fp16() = default;
-  KVF_HD constexpr explicit fp16(float value) : bits(round_bits(value)) {}
-  KVF_HD constexpr explicit operator float() const {
+  KVF_INLINE KVF_HD constexpr explicit fp16(float value) : bits(round_bits(value)) {}
+  KVF_INLINE KVF_HD constexpr explicit operator float() const {
     // Masks rather than branches, so that a loop over values vectorises.
     const std::uint32_t magnitude = bits & 0x7fffu;
     const std::uint32_t special = magnitude >= 0x7c00u ? ~0u : 0u;
@@ -30,14 +30,14 @@ struct fp16 {
     return __builtin_bit_cast(float, (static_cast<std::uint32_t>(bits & 0x8000u) << 16) | wide);
   }
 
-  KVF_HD static constexpr fp16 from_bits(std::uint16_t raw) {
+  KVF_INLINE KVF_HD static constexpr fp16 from_bits(std::uint16_t raw) {
     fp16 value{};
     value.bits = raw;
     return value;
   }
 
  private:
-  KVF_HD static constexpr std::uint16_t round_bits(float value) {
+  KVF_INLINE KVF_HD static constexpr std::uint16_t round_bits(float value) {
     const auto raw = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t sign = (raw >> 16) & 0x8000u;
     const std::uint32_t magnitude = raw & 0x7fffffffu;
@@ -65,19 +65,19 @@ struct bf16 {
   std::uint16_t bits;
 
   bf16() = default;
-  KVF_HD constexpr explicit bf16(float value) : bits(round_bits(value)) {}
-  KVF_HD constexpr explicit operator float() const {
+  KVF_INLINE KVF_HD constexpr explicit bf16(float value) : bits(round_bits(value)) {}
+  KVF_INLINE KVF_HD constexpr explicit operator float() const {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 
-  KVF_HD static constexpr bf16 from_bits(std::uint16_t raw) {
+  KVF_INLINE KVF_HD static constexpr bf16 from_bits(std::uint16_t raw) {
     bf16 value{};
     value.bits = raw;
     return value;
   }
 
  private:
-  KVF_HD static constexpr std::uint16_t round_bits(float value) {
+  KVF_INLINE KVF_HD static constexpr std::uint16_t round_bits(float value) {
     const auto raw = __builtin_bit_cast(std::uint32_t, value);
     if ((raw & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((raw >> 16) | 0x40u);
     return static_cast<std::uint16_t>((raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16);

@@ -101,16 +101,20 @@ KVF_INLINE Result<> validate(const FormatView& format, int page_tokens) {
     return bad_argument("view.formats.pages", format.pages, TableEntry::max_pages);
   if (format.pages == 0) return {};
   const bool params = Quant::param_bytes(Layout::key_dim, page_tokens) > 0;
+  constexpr std::int64_t element = Quant::code_bits >= 8 ? Quant::code_bits / 8 : 1;
+  std::int64_t parameter = 1;
+  if constexpr (requires { typename Quant::Param; }) parameter = alignof(typename Quant::Param);
+  const auto aligned = [](const PlaneView& p, std::int64_t to) {
+    return reinterpret_cast<std::uintptr_t>(p.base) % static_cast<std::uintptr_t>(to) == 0 &&
+           p.page_stride % to == 0 && p.head_stride % to == 0 && p.slot_stride % to == 0;
+  };
   const auto plane = [&](const PlaneView& codes, const PlaneView& parameters, bool strided,
                          const char* subject) {
-    constexpr std::int64_t element = Quant::code_bits >= 8 ? Quant::code_bits / 8 : 1;
-    const std::int64_t address =
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(codes.base) % element);
-    const bool aligned = address == 0 && codes.page_stride % element == 0 &&
-                         codes.head_stride % element == 0 && codes.slot_stride % element == 0;
-    const bool complete = codes.base && (!params || parameters.base) &&
-                          (!strided || codes.slot_stride != 0) && (!params || parameters.slot_stride != 0);
-    return complete && aligned ? Result<>() : bad_argument(subject);
+    const bool several = page_tokens > 1;
+    const bool complete = codes.base && (!strided || !several || codes.slot_stride != 0) &&
+                          (!params || (parameters.base && (!several || parameters.slot_stride != 0)));
+    const bool whole = aligned(codes, element) && (!params || aligned(parameters, parameter));
+    return complete && whole ? Result<>() : bad_argument(subject);
   };
   if (auto ok = plane(format.keys, format.key_params, Layout::KeyOrder::strided, "view.formats.keys"); !ok)
     return ok;

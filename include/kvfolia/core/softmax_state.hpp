@@ -25,7 +25,7 @@ struct SoftmaxState {
   float max = detail::negative_infinity;
   float sum = 0.0f;
 
-  KVF_HD bool empty() const { return sum == 0.0f; }
+  KVF_INLINE KVF_HD bool empty() const { return sum == 0.0f; }
 
   /// What an earlier accumulator and the new score's value are multiplied by.
   struct Weights {
@@ -62,9 +62,11 @@ struct SoftmaxState {
   }
 
   /// What the accumulator is multiplied by in the end; 0 for an empty state.
-  KVF_HD float normalizer() const { return empty() ? 0.0f : 1.0f / sum; }
+  KVF_INLINE KVF_HD float normalizer() const { return empty() ? 0.0f : 1.0f / sum; }
 
-  KVF_HD NaturalLse lse() const { return {empty() ? detail::negative_infinity : max + ::logf(sum)}; }
+  KVF_INLINE KVF_HD NaturalLse lse() const {
+    return {empty() ? detail::negative_infinity : max + ::logf(sum)};
+  }
 };
 
 /// Merges normalized results: out = a.out * old_part + b.out * new_part has the log-sum-exp that

@@ -240,7 +240,7 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
     return bad_argument("plan (made for another batch)", batch.rows,
                         static_cast<std::int64_t>(plan.rows.size()));
   for (int row = 0; row < batch.rows; ++row)
-    if (plan_row(batch, row, view.page_tokens) != plan.rows[static_cast<std::size_t>(row)])
+    if (plan_row(batch, row, view.kv_heads, view.page_tokens) != plan.rows[static_cast<std::size_t>(row)])
       return bad_argument("plan (made for another batch)");
   const std::int32_t tokens = batch.total_queries();
   if (tokens == 0) return {};

@@ -55,6 +55,7 @@ struct AttendPlan {
     std::int32_t queries;
     std::int32_t length;
     LogicalPos first_query;
+    std::int64_t tiles;  ///< over all tables of the row
     friend bool operator==(Row, Row) = default;
   };
 
@@ -93,15 +94,19 @@ struct Scratch {
   constexpr std::int64_t size() const { return values() + Layout::value_dim * chunk_tokens; }
 };
 
-inline AttendPlan::Row plan_row(const BatchView& batch, int row, int page_tokens) {
-  return {batch.query_tokens(row), batch.length(row, page_tokens), batch.first_query(row, page_tokens)};
-}
-
 /// One past the last tile that has a key.
 inline std::int64_t tile_count(const RowTable& table) {
   for (int i = table.count - 1; i >= 0; --i)
     if (table.used(i) > 0) return table.position(i, table.used(i) - 1) / tile_positions + 1;
   return 0;
+}
+
+inline AttendPlan::Row plan_row(const BatchView& batch, int row, int kv_heads, int page_tokens) {
+  std::int64_t tiles = 0;
+  for (int head = 0; head < (batch.table.head_stride == 0 ? 1 : kv_heads); ++head)
+    tiles += tile_count(row_table(batch, row, head, page_tokens));
+  return {batch.query_tokens(row), batch.length(row, page_tokens), batch.first_query(row, page_tokens),
+          tiles};
 }
 
 }  // namespace detail
@@ -127,7 +132,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
   std::int32_t block = 0;
   std::int64_t items = 0;
   for (int row = 0; row < batch.rows; ++row) {
-    plan.rows.push_back(detail::plan_row(batch, row, view.page_tokens));
+    plan.rows.push_back(detail::plan_row(batch, row, view.kv_heads, view.page_tokens));
     block = std::max(block, std::min(batch.query_tokens(row), query_block));
     items += (batch.query_tokens(row) + query_block - 1) / query_block * view.kv_heads;
   }

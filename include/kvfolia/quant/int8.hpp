@@ -37,7 +37,7 @@ struct Int8 {
     constexpr std::uint16_t nan = 0x7e00;
     constexpr std::uint16_t largest = 0x7bff;
     if (!(amax <= 3.40282347e+38f)) return fp16::from_bits(nan);
-    const fp16 scale(amax / 127.0f);
+    const fp16 scale(amax * (1.0f / 127.0f));
     if (scale.bits > largest) return fp16::from_bits(largest);
     const bool clamps = static_cast<float>(scale) * 127.5f < amax;
     return fp16::from_bits(static_cast<std::uint16_t>(scale.bits + (clamps ? 1 : 0)));
@@ -58,7 +58,7 @@ struct Int8 {
       }
       const fp16 scale = fit(finite ? amax : __builtin_bit_cast(float, 0x7fc00000u));
       tile.template param<Param>(slot + t).scale = scale;
-      // One division a token: a compiler that may use reciprocals gets the same codes.
+      // The only division: a compiler that may use reciprocals finds none to replace.
       const float inverse = 1.0f / static_cast<float>(scale);
       for (int d = 0; d < dims; ++d)
         tile.template code<Code>(slot + t, d) = amax > 0.0f && finite ? round_code(x[d] * inverse) : Code{0};
@@ -74,7 +74,7 @@ struct Int8 {
 
  private:
   /// To nearest, ties to even, in integers: no compiler flag reassociates those.
-  KVF_HD static constexpr Code round_code(float x) {
+  KVF_INLINE KVF_HD static constexpr Code round_code(float x) {
     const float clamped = x < -127.0f ? -127.0f : x > 127.0f ? 127.0f : x;
     const auto whole = static_cast<std::int32_t>(clamped);
     const float rest = clamped - static_cast<float>(whole);
