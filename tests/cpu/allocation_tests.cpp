@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Kernels allocate nothing: engines call them from loops that must not wait for an allocator.
+// Kernels allocate nothing: engines call them from loops that must not wait for an allocator. Steps
+// allocate, and leave no trace when there is no memory.
 
 #include <cstdlib>
 #include <new>
