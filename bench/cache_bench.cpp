@@ -9,7 +9,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <numeric>
 #include <vector>
 
 #include "kvfolia/kvfolia.hpp"
@@ -20,8 +19,6 @@ using namespace kvfolia;
 
 // One layer of tiny pages: only bookkeeping is measured, never the bytes of keys.
 using Cache = PagedCache<Gqa<8, 16>, Identity<fp16>>;
-
-Cache make_cache(std::int64_t pages) { return Cache({.shape = {1, 1, dynamic}, .pages = pages}); }
 
 SeqId create(Cache& cache, std::int32_t tokens) {
   Step step = cache.begin_step();
@@ -38,49 +35,50 @@ void in_step(Cache& cache, F&& f) {
   benchmark::DoNotOptimize(step.commit());
 }
 
-/// Pages are taken from and given back to a pool in which half of all pages are held by others, in
-/// an order that is no longer ascending.
-void scatter(Cache& cache, std::int32_t tokens) {
-  std::vector<SeqId> others;
-  const std::int64_t count = cache.stats().pages / 4 / ((tokens + 15) / 16);
-  for (std::int64_t i = 0; i < 2 * count; ++i) others.push_back(create(cache, tokens));
-  for (std::size_t i = 0; i < others.size(); i += 2)
-    in_step(cache, [&](Step& step) { return step.release(others[i]); });
-}
+/// A cache of which half of all pages are held by others, its free list no longer ascending.
+struct Fragmented {
+  std::int32_t tokens;
+  Cache cache;
+
+  explicit Fragmented(const benchmark::State& state)
+      : tokens(static_cast<std::int32_t>(state.range(0))),
+        cache({.shape = {1, 1, dynamic}, .pages = state.range(1)}) {
+    std::vector<SeqId> others;
+    const std::int64_t count = state.range(1) / 4 / ((tokens + 15) / 16);
+    for (std::int64_t i = 0; i < 2 * count; ++i) others.push_back(create(cache, tokens));
+    for (std::size_t i = 0; i < others.size(); i += 2)
+      in_step(cache, [&](Step& step) { return step.release(others[i]); });
+  }
+};
 
 /// Takes and gives back the pages of a sequence: one create, extend, release.
 void allocate_free(benchmark::State& state) {
-  const auto tokens = static_cast<std::int32_t>(state.range(0));
-  Cache cache = make_cache(state.range(1));
-  scatter(cache, tokens);
+  auto [tokens, cache] = Fragmented(state);
   for (auto _ : state) {
     SeqId id;
-    in_step(cache, [&](Step& step) { return id = *step.create(), step.extend(id, tokens); });
+    in_step(cache, [&, n = tokens](Step& step) { return id = *step.create(), step.extend(id, n); });
     in_step(cache, [&](Step& step) { return step.release(id); });
   }
 }
 
 /// One more token, as a decoder does it; a page every 16.
 void extend_one(benchmark::State& state) {
-  const auto tokens = static_cast<std::int32_t>(state.range(0));
-  Cache cache = make_cache(state.range(1));
-  scatter(cache, tokens);
+  auto [tokens, cache] = Fragmented(state);
   const SeqId id = create(cache, tokens);
   std::int32_t length = tokens;
   for (auto _ : state) {
     in_step(cache, [&](Step& step) { return step.extend(id, 1); });
     if (++length == tokens + 64) {
       state.PauseTiming();
-      in_step(cache, [&](Step& step) { return step.truncate(id, length = tokens); });
+      length = tokens;
+      in_step(cache, [&](Step& step) { return step.truncate(id, length); });
       state.ResumeTiming();
     }
   }
 }
 
 void fork_release(benchmark::State& state) {
-  const auto tokens = static_cast<std::int32_t>(state.range(0));
-  Cache cache = make_cache(state.range(1));
-  scatter(cache, tokens);
+  auto [tokens, cache] = Fragmented(state);
   const SeqId parent = create(cache, tokens);
   for (auto _ : state) {
     SeqId child;
@@ -95,13 +93,12 @@ void fork_release(benchmark::State& state) {
 
 /// Half of the sequence is forgotten and made room for again.
 void truncate_extend(benchmark::State& state) {
-  const auto tokens = static_cast<std::int32_t>(state.range(0));
-  Cache cache = make_cache(state.range(1));
-  scatter(cache, tokens);
+  auto [tokens, cache] = Fragmented(state);
   const SeqId id = create(cache, tokens);
+  const std::int32_t half = tokens / 2, rest = tokens - half;
   for (auto _ : state) {
-    in_step(cache, [&](Step& step) { return step.truncate(id, tokens / 2); });
-    in_step(cache, [&](Step& step) { return step.extend(id, tokens - tokens / 2); });
+    in_step(cache, [&](Step& step) { return step.truncate(id, half); });
+    in_step(cache, [&](Step& step) { return step.extend(id, rest); });
   }
 }
 

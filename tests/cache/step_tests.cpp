@@ -227,6 +227,24 @@ TEST_CASE("a page given up is not reused before its batch and all earlier ones e
   CHECK(cache.stats().free == 2);
 }
 
+TEST_CASE("a batch that is moved lives on, one that is replaced ends") {
+  Cache cache(config(4));
+  const SeqId a = sequence_of(cache, 4);
+  Step step = cache.begin_step();
+  REQUIRE(step.release(a));
+  Batch batch = step.commit();
+  Batch moved = std::move(batch);
+  CHECK(cache.stats().retired == 1);
+  Step next = cache.begin_step();
+  REQUIRE(next.extend(*next.create(), 3));
+  moved = next.commit();
+  CHECK(cache.stats().retired == 0);
+  CHECK(moved.tokens() == 3);
+  CHECK(batch.tokens() == 0);
+  batch = std::move(moved);
+  CHECK(batch.view().lengths[0] == 3);
+}
+
 TEST_CASE("a batch outlives its cache") {
   auto cache = std::make_optional<Cache>(config(2));
   Step step = cache->begin_step();

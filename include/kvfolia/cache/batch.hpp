@@ -22,15 +22,7 @@ namespace kvfolia::inline KVF_ABI {
 /// destroyed by the thread that writes to the cache.
 class Batch {
  public:
-  Batch() = default;  // of no rows, and without memory, so that moving cannot fail
-  Batch(Batch&& other) noexcept : Batch() { swap(other); }
-  Batch& operator=(Batch&& other) noexcept {
-    Batch(std::move(other)).swap(*this);
-    return *this;
-  }
-  ~Batch() {
-    if (state_) state_->end_batch(number_);
-  }
+  Batch() = default;  // of no rows
 
   std::int32_t rows() const { return static_cast<std::int32_t>(sequences_.size()); }
   /// New tokens over all rows: what the packed arrays of append and attend hold.
@@ -55,6 +47,25 @@ class Batch {
  private:
   friend class Step;
 
+  /// Ends the batch when it is destroyed or replaced.
+  struct Registration {
+    std::shared_ptr<detail::CacheState> state;
+    std::int64_t number = 0;
+
+    Registration() = default;
+    Registration(std::shared_ptr<detail::CacheState> s, std::int64_t n) : state(std::move(s)), number(n) {}
+    Registration(Registration&& other) noexcept = default;
+    Registration& operator=(Registration&& other) noexcept {
+      Registration replaced(std::move(other));
+      std::swap(state, replaced.state);
+      std::swap(number, replaced.number);
+      return *this;
+    }
+    ~Registration() {
+      if (state) state->end_batch(number);
+    }
+  };
+
   explicit Batch(const std::vector<PageCopy>& copies) : copies_(copies), query_indptr_{0}, entry_indptr_{0} {}
 
   void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules) {
@@ -76,22 +87,7 @@ class Batch {
     }
   }
 
-  void swap(Batch& other) noexcept {
-    std::swap(state_, other.state_);
-    std::swap(number_, other.number_);
-    std::swap(sequences_, other.sequences_);
-    std::swap(copies_, other.copies_);
-    std::swap(query_indptr_, other.query_indptr_);
-    std::swap(entry_indptr_, other.entry_indptr_);
-    std::swap(entries_, other.entries_);
-    std::swap(entry_pos_, other.entry_pos_);
-    std::swap(lengths_, other.lengths_);
-    std::swap(query_pos_, other.query_pos_);
-    std::swap(slots_, other.slots_);
-  }
-
-  std::shared_ptr<detail::CacheState> state_;
-  std::int64_t number_ = 0;
+  Registration registration_;
   std::vector<SeqId> sequences_;
   std::vector<PageCopy> copies_;
   std::vector<std::int32_t> query_indptr_;

@@ -32,7 +32,7 @@ namespace detail {
 
 // What a step has done to a sequence, so that it can be taken back.
 struct Created {};
-struct Extended {
+struct Resized {
   std::int32_t old_length;
 };
 struct PushedPage {};
@@ -50,7 +50,7 @@ struct Released {
 };
 struct Undo {
   std::size_t index;
-  std::variant<Created, Extended, PushedPage, ReplacedTail, RemovedPages, Released> what;
+  std::variant<Created, Resized, PushedPage, ReplacedTail, RemovedPages, Released> what;
 };
 
 /// Makes sure that the next `count` push_backs cannot throw.
@@ -131,10 +131,14 @@ class CacheState {
     return TableEntry::make(format, *page);
   }
   void add_ref(TableEntry entry) { expect(pool(entry).add_ref(entry.page())); }
-  void give_up(TableEntry entry) {
+  /// Drops a reference; true when it was the last one.
+  bool drop(TableEntry entry) {
     const auto last = pool(entry).drop_ref(entry.page());
     KVF_ASSERT(last);
-    if (*last) work.given_up.push_back(entry);
+    return *last;
+  }
+  void give_up(TableEntry entry) {
+    if (drop(entry)) work.given_up.push_back(entry);
   }
   void take_back(TableEntry entry) {
     PagePool& p = pool(entry);
@@ -142,9 +146,7 @@ class CacheState {
   }
   /// Undoes allocate().
   void put_back(TableEntry entry) {
-    const auto last = pool(entry).drop_ref(entry.page());
-    KVF_ASSERT(last && *last);
-    static_cast<void>(last);
+    drop(entry);
     expect(pool(entry).reclaim(entry.page()));
   }
 
@@ -183,8 +185,6 @@ class CacheState {
       waiting_.pop_front();
     }
   }
-
-  std::size_t live_batches() const { return live_batches_.size(); }
 
   /// See verify_pool. Holders are the sequences, the open step and the batches.
   std::vector<std::string> verify() const {
@@ -234,13 +234,13 @@ class CacheState {
 
   void revert(std::size_t index, Created) {
     for (const TablePage& page : slots_[index].sequence.pages) {
-      const auto last = pool(page.entry).drop_ref(page.entry.page());
-      KVF_ASSERT(last && !*last);
+      const bool last = drop(page.entry);
+      KVF_ASSERT(!last);  // a fork's pages are its parent's, too
       static_cast<void>(last);
     }
     retire_slot(index);
   }
-  void revert(std::size_t index, const Extended& what) { slots_[index].sequence.length = what.old_length; }
+  void revert(std::size_t index, const Resized& what) { slots_[index].sequence.length = what.old_length; }
   void revert(std::size_t index, PushedPage) {
     put_back(slots_[index].sequence.pages.back().entry);
     slots_[index].sequence.pages.pop_back();

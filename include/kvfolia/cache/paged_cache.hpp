@@ -109,10 +109,9 @@ class PagedCache {
       const PageFormat format = PagedCache::format(shape_, f);
       std::byte* base = store_.data(f, layer.value);
       const std::int64_t stride = store_.page_stride(f);
-      const int bits = f == coded_format ? Quant::code_bits : Quant::Exact::code_bits;
       FormatView& to = view.formats[f];
-      to.keys = {base, stride, format.key_bytes, Layout::key_dim * bits / 8};
-      to.values = {base + format.value_offset(), stride, format.value_bytes, Layout::value_dim * bits / 8};
+      to.keys = {base, stride, format.key_bytes, format.key_stride};
+      to.values = {base + format.value_offset(), stride, format.value_bytes, format.value_stride};
       to.key_params = {base + format.key_param_offset(), stride, format.key_param_bytes, format.param_stride};
       to.value_params = {base + format.value_param_offset(), stride, format.value_param_bytes,
                          format.param_stride};

@@ -95,7 +95,7 @@ class Step {
       s.pages.push_back({state_->allocate(rules.format_at(page * size)), LogicalPos{page * size}});
       log(index, detail::PushedPage{});
     }
-    log(index, detail::Extended{s.length});
+    log(index, detail::Resized{s.length});
     s.length += tokens;
     return {};
   }
@@ -135,7 +135,7 @@ class Step {
     while (keep > 0 && s.pages[keep - 1].begin.value >= length) --keep;
     remove_pages(index, keep, s.pages.size() - keep);
     if (length <= s.gap_begin) s.gap_begin = s.gap_end = 0;
-    log(index, detail::Extended{s.length});
+    log(index, detail::Resized{s.length});
     s.length = length;
     if (slot->row >= 0) row(*slot).start = std::min(row(*slot).start, length);
     return {};
@@ -166,8 +166,8 @@ class Step {
     for (const StepRow& row : work().rows)
       if (row.start != released_row)
         batch.add_row(row.seq, state_->find(row.seq)->sequence, row.start, state_->rules());
-    batch.number_ = state_->commit_step();
-    batch.state_ = std::move(state_);
+    const std::int64_t number = state_->commit_step();
+    batch.registration_ = {std::move(state_), number};
     return batch;
   }
 

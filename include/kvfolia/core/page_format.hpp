@@ -26,6 +26,8 @@ struct PageFormat {
   std::int64_t value_bytes = 0;
   std::int64_t key_param_bytes = 0;
   std::int64_t value_param_bytes = 0;
+  std::int64_t key_stride = 0;  ///< bytes between slots in slot-major order
+  std::int64_t value_stride = 0;
   std::int64_t param_stride = 0;  ///< bytes between the parameters of consecutive slots
   int heads = 0;
 
@@ -52,6 +54,8 @@ template <LayoutPolicy Layout, QuantPolicy Quant>
 constexpr PageFormat page_format(int kv_heads, int page_tokens) {
   PageFormat format;
   format.heads = kv_heads;
+  format.key_stride = std::int64_t{Layout::key_dim} * Quant::code_bits / 8;
+  format.value_stride = std::int64_t{Layout::value_dim} * Quant::code_bits / 8;
   format.key_bytes = detail::tile_bytes<Quant>(Layout::key_dim, page_tokens);
   format.key_param_bytes = detail::round_up(Quant::param_bytes(Layout::key_dim, page_tokens), 16);
   if (!Layout::shares_key_value) {

@@ -133,7 +133,7 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view) {
   if (!page_tokens_fit<Layout>(view.page_tokens))
     return detail::bad_argument("view.page_tokens", view.page_tokens, Layout::page_tokens);
   if (auto ok = detail::validate<Layout, Quant>(view.formats[coded_format], view.page_tokens); !ok) return ok;
-  if constexpr (format_count < Quant >> 1)
+  if constexpr (exact_format<Quant> != coded_format)
     return detail::validate<Layout, typename Quant::Exact>(view.formats[exact_format<Quant>],
                                                            view.page_tokens);
   return {};

@@ -29,11 +29,13 @@ template <int Dims>
 struct Accumulators {
   float* data;  ///< [rows][max, sum, values]
 
-  float* values(std::int64_t row) const { return data + row * (Dims + 2) + 2; }
-  SoftmaxState state(std::int64_t row) const { return {data[row * (Dims + 2)], data[row * (Dims + 2) + 1]}; }
+  static constexpr std::int64_t floats = AttendPlan::state_floats(Dims);
+
+  float* values(std::int64_t row) const { return data + row * floats + 2; }
+  SoftmaxState state(std::int64_t row) const { return {data[row * floats], data[row * floats + 1]}; }
   void set(std::int64_t row, SoftmaxState state) const {
-    data[row * (Dims + 2)] = state.max;
-    data[row * (Dims + 2) + 1] = state.sum;
+    data[row * floats] = state.max;
+    data[row * floats + 1] = state.sum;
   }
   void clear(std::int64_t rows) const {
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -72,8 +74,7 @@ class AttendTask {
         rows_(std::int64_t{task.query_end - task.query_begin} * group_),
         first_token_(batch.query_begin(task.row) + task.query_begin),
         first_pos_(std::int64_t{batch.first_query(task.row, view.page_tokens).value} + task.query_begin),
-        row_keys_(std::int64_t{batch.first_query(task.row, view.page_tokens).value} +
-                  batch.query_tokens(task.row)) {
+        row_keys_(first_pos_ - task.query_begin + batch.query_tokens(task.row)) {
     const Scratch<Layout> at{plan.scratch_rows};
     queries_ = scratch + at.queries();
     tile_.data = scratch + at.tile();
@@ -90,7 +91,7 @@ class AttendTask {
                queries_ + row * Layout::key_dim);
     total_.clear(rows_);
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile) {
-      if (states) tile_.data = states + tile * rows_ * (Layout::value_dim + 2);
+      if (states) tile_.data = states + tile * rows_ * Rows::floats;
       tile_.clear(rows_);
       reduce_tile(tile);
       if (!states) total_.merge(tile_, rows_);
@@ -99,10 +100,10 @@ class AttendTask {
   }
 
   /// Merges what run() left in `states`.
-  void merge(const float* states) {
+  void merge(float* states) {
     total_.clear(rows_);
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
-      total_.merge({const_cast<float*>(states) + tile * rows_ * (Layout::value_dim + 2)}, rows_);
+      total_.merge({states + tile * rows_ * Rows::floats}, rows_);
     write();
   }
 
@@ -282,7 +283,7 @@ Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, co
       const AttendPlan::Task& task = tasks[static_cast<std::size_t>(i)];
       detail::AttendTask<Layout, Quant> work(view, batch, args, plan, task,
                                              floats + worker * plan.scratch_floats);
-      body(work, task.partial < 0 ? nullptr : states + task.partial * plan.state_floats);
+      body(work, task.partial < 0 ? nullptr : states + task.partial * plan.state_floats());
     });
   };
   each(plan.tasks, [](auto& work, float* to) { work.run(to); });

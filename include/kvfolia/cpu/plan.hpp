@@ -69,12 +69,15 @@ struct AttendPlan {
   std::int32_t value_dim = 0;
   std::int64_t scratch_rows = 0;    ///< queries times heads of a group that a worker keeps at a time
   std::int64_t scratch_floats = 0;  ///< of one worker
-  std::int64_t state_floats = 0;    ///< of one query, head and tile
-  std::int64_t states = 0;
+  std::int64_t states = 0;          ///< of one query, head and tile each
+
+  /// Maximum, sum and accumulated values.
+  static constexpr std::int64_t state_floats(int value_dim) { return value_dim + 2; }
+  std::int64_t state_floats() const { return state_floats(value_dim); }
 
   /// Exactly what attend() needs, aligned to workspace_alignment.
   std::size_t workspace_bytes() const {
-    return static_cast<std::size_t>(config.concurrency * scratch_floats + states * state_floats) *
+    return static_cast<std::size_t>(config.concurrency * scratch_floats + states * state_floats()) *
            sizeof(float);
   }
 };
@@ -88,8 +91,8 @@ struct Scratch {
 
   constexpr std::int64_t queries() const { return 0; }
   constexpr std::int64_t tile() const { return rows * Layout::key_dim; }
-  constexpr std::int64_t total() const { return tile() + rows * (Layout::value_dim + 2); }
-  constexpr std::int64_t keys() const { return total() + rows * (Layout::value_dim + 2); }
+  constexpr std::int64_t total() const { return tile() + rows * AttendPlan::state_floats(Layout::value_dim); }
+  constexpr std::int64_t keys() const { return total() + rows * AttendPlan::state_floats(Layout::value_dim); }
   constexpr std::int64_t values() const { return keys() + Layout::key_dim * chunk_tokens; }
   constexpr std::int64_t size() const { return values() + Layout::value_dim * chunk_tokens; }
 };
@@ -138,7 +141,6 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
   }
   plan.scratch_rows = std::int64_t{block} * group;
   plan.scratch_floats = detail::Scratch<Layout>{plan.scratch_rows}.size();
-  plan.state_floats = Layout::value_dim + 2;
 
   // With enough items for all threads nothing is gained by cutting one into several.
   const bool split = items < std::int64_t{4} * config.concurrency && config.concurrency > 1;
