@@ -109,7 +109,7 @@ TEST_CASE("the verifier sees tables that do not hold together") {
       {.page_tokens = 4, .exact_sink_pages = 1, .exact_format = 1, .window = {.left = 7}}, {8, 8});
   Sequence& s = state.slot(state.new_slot()).sequence;
   for (const int begin : {0, 4, 8})
-    s.pages.push_back({state.allocate(state.rules().format_at(begin)), LogicalPos{begin}});
+    s.pages.push_back({state.allocate(state.rules().format_at(begin, begin < 8)), LogicalPos{begin}});
   s.length = 10;
   REQUIRE(state.verify().empty());
   const auto violations = [&](auto corrupt) {

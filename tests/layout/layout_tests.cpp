@@ -33,11 +33,11 @@ TEST_CASE("element orders put each element where they say") {
 }
 
 TEST_CASE("page formats count every byte and keep planes aligned") {
-  // Head dim 96, 19 slots, 3 heads: codes 1824 bytes a tile, 38 bytes of scales padded to 48.
+  // Head dim 96, 19 slots, 3 heads: codes 1824 bytes a tile, 38 bytes of scales padded to 40.
   constexpr PageFormat f = page_format<Gqa<96, 19>, Int8>(3, 19);
-  static_assert(f.key_bytes == 1824 && f.value_bytes == 1824);
-  static_assert(f.key_param_bytes == 48 && f.value_param_bytes == 48);
-  static_assert(f.slice_bytes() == 3 * (2 * 1824 + 2 * 48));
+  static_assert(f.keys.tile_bytes == 1824 && f.values.tile_bytes == 1824);
+  static_assert(f.key_params.tile_bytes == 40 && f.value_params.tile_bytes == 40);
+  static_assert(f.slice_bytes() == 3 * 2 * 1824 + 2 * 128);
   static_assert(f.value_offset() % 16 == 0 && f.key_param_offset() % 16 == 0 &&
                 f.value_param_offset() % 16 == 0);
   // A latent vector is stored once.

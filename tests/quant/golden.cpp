@@ -12,10 +12,19 @@
 #include <string>
 #include <vector>
 
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/page_format.hpp"
 #include "kvfolia/layout/orders.hpp"
+#include "kvfolia/quant/centered.hpp"
+#include "kvfolia/quant/compact.hpp"
+#include "kvfolia/quant/fp4.hpp"
+#include "kvfolia/quant/fp8.hpp"
+#include "kvfolia/quant/ggml.hpp"
 #include "kvfolia/quant/identity.hpp"
+#include "kvfolia/quant/int4.hpp"
 #include "kvfolia/quant/int8.hpp"
+#include "kvfolia/quant/rotated.hpp"
+#include "kvfolia/quant/sections.hpp"
 
 namespace {
 
@@ -34,7 +43,7 @@ std::vector<float> inputs(int count) {
     std::memcpy(&value, &bits, 4);
     values.push_back(value);
   }
-  // Two tokens of one binade each, a token of zeros, one of tiny values, one with a NaN.
+  // Of the first tokens: one of zeros, one of tiny values, one with a NaN.
   for (int i = 0; i < 64; ++i) values[static_cast<std::size_t>(64 + i)] = 0.0f;
   for (int i = 128; i < 192; ++i) values[static_cast<std::size_t>(i)] *= 0x1p-40f;
   std::uint32_t nan = 0x7fc00000u;
@@ -53,23 +62,32 @@ std::string hex(const std::vector<std::byte>& bytes) {
 }
 
 template <class Order, class Quant>
-void encode(std::ostream& to, const char* name, const char* order) {
-  constexpr int dims = 64, tokens = 8;
-  const std::vector<float> values = inputs(dims * tokens);
-  std::vector<std::byte> codes(static_cast<std::size_t>(detail::tile_bytes<Quant>(dims, tokens)));
+void encode(std::ostream& to, const char* name, const char* order, int dims, const Quant& quant) {
+  constexpr int tokens = Quant::seal_tokens > 8 ? 2 * Quant::seal_tokens : 8;
+  std::vector<float> values = inputs(dims * tokens);
+  for (int t = 0; t < tokens; ++t) to_stored(quant, &values[static_cast<std::size_t>(t * dims)], dims);
+  std::vector<std::byte> codes(static_cast<std::size_t>(code_bytes<Quant>(dims) * tokens));
   std::vector<std::byte> params(static_cast<std::size_t>(Quant::param_bytes(dims, tokens)));
   const Tile<Order, std::byte> tile{
-      codes.data(), params.data(), {dims, tokens, dims}, Quant::param_bytes(dims, tokens) / tokens};
-  Quant{}.encode(tile, 0, tokens, values.data());
-  to << name << ' ' << order << " codes " << hex(codes) << '\n';
-  if (!params.empty()) to << name << ' ' << order << " params " << hex(params) << '\n';
+      codes.data(), params.data(),           dims,
+      tokens,       code_bytes<Quant>(dims), Quant::param_bytes(dims, tokens) / tokens};
+  quant.encode(tile, 0, tokens, Rows{values.data(), dims});
+  to << name << ' ' << order << ' ' << dims << " codes " << hex(codes) << '\n';
+  if (!params.empty()) to << name << ' ' << order << ' ' << dims << " params " << hex(params) << '\n';
 }
 
+/// In slot-major order.
+template <class Quant>
+void encode_slots(std::ostream& to, const char* name, int dims = 64, const Quant& quant = {}) {
+  encode<SlotMajor>(to, name, "slot", dims, quant);
+}
+
+/// In every order that the codes allow.
 template <class Quant>
 void encode_all(std::ostream& to, const char* name) {
-  encode<SlotMajor, Quant>(to, name, "slot");
-  encode<DimMajor<4>, Quant>(to, name, "dim4");
-  encode<SlotPairs<2>, Quant>(to, name, "pairs2");
+  encode_slots<Quant>(to, name);
+  encode<DimMajor<4>>(to, name, "dim4", 64, Quant{});
+  if constexpr (Quant::code_bits >= 8) encode<SlotPairs<2>>(to, name, "pairs2", 64, Quant{});
 }
 
 }  // namespace
@@ -82,6 +100,28 @@ int main(int argc, char** argv) {
   encode_all<Identity<fp16>>(text, "fp16");
   encode_all<Identity<bf16>>(text, "bf16");
   encode_all<Int8>(text, "int8");
+  encode_all<Int8Groups<32>>(text, "int8-g32");
+  encode_all<Int4<32>>(text, "int4-g32");
+  encode_slots<Int4<32>>(text, "int4-g32", 80);  // the last group is half as long
+  encode_slots<Int4<0>>(text, "int4");
+  encode_all<Int4Channels<32>>(text, "kivi4");
+  encode_slots<Int4Channels<64>>(text, "kivi4-g64", 80);
+  encode_all<Compact4Channels<32>>(text, "compact4");
+  encode_slots<Rotated<Compact4Channels<16>>>(text, "compact4-g16+rotated", 80);
+  encode_all<Fp8<>>(text, "fp8");
+  encode_slots<Fp8<fp8_e5m2>>(text, "fp8-e5m2");
+  encode_slots(text, "fp8-tensor", 64, Fp8Tensor<>::calibrated(3.0f));
+  encode_slots<Fp8Blocks<>>(text, "fp8-blocks", 256);
+  encode_all<Nvfp4>(text, "nvfp4");
+  encode_slots(text, "nvfp4-calibrated", 64, Nvfp4::calibrated(3.0f));
+  encode_all<Mxfp4>(text, "mxfp4");
+  encode_slots<Q8_0>(text, "q8_0");
+  encode_slots<Q4_0>(text, "q4_0");
+  encode_all<Centered<Int8>>(text, "int8+centered");
+  encode_slots<Rotated<Int8>>(text, "int8+rotated", 128);
+  encode_slots<Rotated<Int8>>(text, "int8+rotated", 96);
+  encode_slots<Rotated<Centered<Int4<32>>>>(text, "int4-g32+centered+rotated");
+  encode_slots<Sections<Section<Fp8Blocks<>, 128>, Section<Identity<bf16>, 64, 16>>>(text, "sections", 192);
 
   if (argc == 3 && std::string(argv[1]) == "--write")
     return (std::ofstream(argv[2]) << text.str()).flush() ? 0 : 1;

@@ -29,14 +29,14 @@ struct OwnTile {
   OwnTile(int d, int p)
       : dims(d),
         page_tokens(p),
-        codes(static_cast<std::size_t>(detail::tile_bytes<Quant>(d, p)), std::byte{0xff}),
+        codes(static_cast<std::size_t>(code_bytes<Quant>(d) * p), std::byte{0xff}),
         params(static_cast<std::size_t>(Quant::param_bytes(d, p)) + 1, std::byte{0xff}),
-        tile{codes.data(), params.data(), {d, p, d}, Quant::param_bytes(d, p) / p} {}
+        tile{codes.data(), params.data(), d, p, code_bytes<Quant>(d), Quant::param_bytes(d, p) / p} {}
 };
 
 std::vector<float> round_trip(const std::vector<float>& x) {
   OwnTile<SlotMajor, Int8> own(static_cast<int>(x.size()), 4);
-  Int8{}.encode(own.tile, 2, 1, x.data());
+  Int8{}.encode(own.tile, 2, 1, Rows{x.data(), own.dims});
   std::vector<float> y(x.size());
   Int8{}.decode(own.tile, 2, y.data());
   return y;
@@ -47,7 +47,7 @@ std::vector<float> round_trip(const std::vector<float>& x) {
 TEST_CASE("Int8 codes and scale are the ones worked out by hand") {
   OwnTile<SlotMajor, Int8> own(4, 2);
   const float x[] = {127.0f, -63.5f, 2.5f, -0.5f};  // scale 1: ties go to even
-  Int8{}.encode(own.tile, 1, 1, x);
+  Int8{}.encode(own.tile, 1, 1, Rows{x, 4});
   CHECK(own.tile.param<Int8::Param>(1).scale.bits == 0x3c00);
   const auto code = [&](int d) { return static_cast<int>(own.tile.code<std::int8_t>(1, d)); };
   CHECK(code(0) == 127);
@@ -96,7 +96,7 @@ TEST_CASE("a non-finite value makes its token NaN and no other") {
     float x[16] = {};
     for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(i);
     x[3] = bad;
-    Int8{}.encode(own.tile, 0, 2, x);
+    Int8{}.encode(own.tile, 0, 2, Rows{x, 8});
     float y[8];
     Int8{}.decode(own.tile, 0, y);
     for (const float v : y) CHECK(std::isnan(v));

@@ -22,7 +22,7 @@ namespace kvfolia::inline KVF_ABI {
 /// destroyed by the thread that writes to the cache.
 class Batch {
  public:
-  Batch() = default;  // of no rows
+  Batch() : query_indptr_{0}, entry_indptr_{0} {}  // of no rows
 
   std::int32_t rows() const { return static_cast<std::int32_t>(sequences_.size()); }
   /// New tokens over all rows: what the packed arrays of append and attend hold.
@@ -30,6 +30,9 @@ class Batch {
   SeqId sequence(std::int32_t row) const { return sequences_[static_cast<std::size_t>(row)]; }
   /// To be carried out before the batch's tokens are appended: store.copy(batch.copies(), ...).
   std::span<const PageCopy> copies() const { return copies_; }
+  /// Whether append() has anything to do: also where there are no new tokens, pages may change their
+  /// format.
+  bool has_appends() const { return tokens() > 0 || !recodes_.empty(); }
 
   BatchView view() const {
     BatchView view;
@@ -40,6 +43,8 @@ class Batch {
     view.query_pos = query_pos_.data();
     view.entry_pos = entry_pos_.data();
     view.slots = slots_.data();
+    view.recodes = recodes_.data();
+    view.recode_count = static_cast<std::int32_t>(recodes_.size());
     return view;
   }
   operator BatchView() const { return view(); }
@@ -66,10 +71,18 @@ class Batch {
     }
   };
 
-  explicit Batch(const std::vector<PageCopy>& copies) : copies_(copies), query_indptr_{0}, entry_indptr_{0} {}
+  void add_move(const detail::PageMove& move) {
+    if (move.from.format() == move.to.format())
+      copies_.push_back({move.from.format(), move.from.page(), move.to.page()});
+    else
+      recodes_.push_back({move.from, move.to, move.kept, 0, 0});
+  }
 
-  void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules) {
+  /// Pages that the row fills and that are coded as a whole take what they keep from `moves`.
+  void add_row(SeqId id, const Sequence& sequence, std::int32_t start, const TableRules& rules,
+               const std::vector<detail::PageMove>& moves) {
     const std::int32_t size = rules.page_tokens;
+    const std::int32_t first_query = tokens();
     sequences_.push_back(id);
     query_indptr_.push_back(tokens() + sequence.length - start);
     entry_indptr_.push_back(entry_indptr_.back() + static_cast<std::int32_t>(sequence.pages.size()));
@@ -84,12 +97,20 @@ class Batch {
     for (std::int32_t pos = start; pos < sequence.length; ++pos) {
       if (pos - page->begin.value == size) ++page;
       slots_.push_back(PhysSlot::make(page->entry, pos - page->begin.value, size).raw);
+      const bool first_of_page = pos == start || pos == page->begin.value;
+      if (!rules.seals || !first_of_page || page->entry.format() != rules.coded_format) continue;
+      PageRecode seal{{}, page->entry, pos - page->begin.value, first_query + pos - start, 0};
+      seal.new_tokens = size - seal.kept;
+      for (const detail::PageMove& move : moves)
+        if (seal.kept > 0 && move.to == seal.to) seal.from = move.from;
+      recodes_.push_back(seal);
     }
   }
 
   Registration registration_;
   std::vector<SeqId> sequences_;
   std::vector<PageCopy> copies_;
+  std::vector<PageRecode> recodes_;
   std::vector<std::int32_t> query_indptr_;
   std::vector<std::int32_t> entry_indptr_;
   std::vector<std::int32_t> entries_;

@@ -36,7 +36,8 @@ struct Resized {
   std::int32_t old_length;
 };
 struct PushedPage {};
-struct ReplacedTail {
+struct ReplacedPage {
+  std::size_t page;
   TablePage old;
 };
 struct RemovedPages {
@@ -50,7 +51,7 @@ struct Released {
 };
 struct Undo {
   std::size_t index;
-  std::variant<Created, Resized, PushedPage, ReplacedTail, RemovedPages, Released> what;
+  std::variant<Created, Resized, PushedPage, ReplacedPage, RemovedPages, Released> what;
 };
 
 /// Makes sure that the next `count` push_backs cannot throw.
@@ -59,11 +60,18 @@ void make_room(std::vector<T>& to, std::size_t count) {
   if (to.capacity() - to.size() < count) to.reserve(std::max(2 * to.capacity(), to.size() + count));
 }
 
+/// The first `kept` slots of a page, as they are before the step, become those of a fresh page.
+struct PageMove {
+  TableEntry from;
+  TableEntry to;
+  std::int32_t kept;
+};
+
 /// The open step's plan.
 struct StepWork {
   std::vector<Undo> undo;
   std::vector<StepRow> rows;
-  std::vector<PageCopy> copies;
+  std::vector<PageMove> moves;
   std::vector<TableEntry> given_up;  ///< pages that lost their last reference
 };
 
@@ -227,7 +235,7 @@ class CacheState {
       if (Slot* s = find(row.seq)) s->row = -1;
     work.undo.clear();  // and keep the memory: the next step is much like this one
     work.rows.clear();
-    work.copies.clear();
+    work.moves.clear();
     work.given_up.clear();
     step_open = false;
   }
@@ -245,11 +253,11 @@ class CacheState {
     put_back(slots_[index].sequence.pages.back().entry);
     slots_[index].sequence.pages.pop_back();
   }
-  void revert(std::size_t index, const ReplacedTail& what) {
-    TablePage& tail = slots_[index].sequence.pages.back();
-    put_back(tail.entry);
+  void revert(std::size_t index, const ReplacedPage& what) {
+    TablePage& page = slots_[index].sequence.pages[what.page];
+    put_back(page.entry);
     take_back(what.old.entry);
-    tail = what.old;
+    page = what.old;
   }
   void revert(std::size_t index, const RemovedPages& what) {
     Sequence& s = slots_[index].sequence;
@@ -287,7 +295,8 @@ class CacheState {
       report(page.entry.absent(), name + " is absent");
       report(page.begin.value != next,
              name + " begins at " + std::to_string(page.begin.value) + ", not at " + std::to_string(next));
-      report(!page.entry.absent() && page.entry.format() != rules_.format_at(page.begin.value),
+      const bool full = page.begin.value + size <= s.length;
+      report(!page.entry.absent() && !rules_.allows(page.entry.format(), page.begin.value, full),
              name + " has another format than its position");
       entries.push_back(page.entry.raw);
       next = page.begin.value + size;

@@ -27,8 +27,10 @@ struct All;
 
 struct CacheConfig {
   CacheShape shape{};
-  std::int64_t pages = 0;             ///< of the quantizer's own format
-  std::int64_t exact_pages = 0;       ///< for exact sinks; quantizers that are exact need none
+  std::int64_t pages = 0;        ///< of the quantizer's own format
+  std::int64_t exact_pages = 0;  ///< for exact sinks, and for the unfinished page of every sequence where
+                                 ///< the quantizer needs several tokens at once; exact quantizers need none
+  std::int64_t low_pages = 0;    ///< for what Mixed demotes
   std::int32_t exact_sink_pages = 0;  ///< so many first pages of a sequence are never coded
   StorageOrder order = StorageOrder::layer_major;
   bool huge_pages = false;
@@ -110,11 +112,13 @@ class PagedCache {
       std::byte* base = store_.data(f, layer.value);
       const std::int64_t stride = store_.page_stride(f);
       FormatView& to = view.formats[f];
-      to.keys = {base, stride, format.key_bytes, format.key_stride};
-      to.values = {base + format.value_offset(), stride, format.value_bytes, format.value_stride};
-      to.key_params = {base + format.key_param_offset(), stride, format.key_param_bytes, format.param_stride};
-      to.value_params = {base + format.value_param_offset(), stride, format.value_param_bytes,
-                         format.param_stride};
+      const auto plane = [&](std::int64_t offset, const PlaneFormat& tiles) {
+        return PlaneView{base + offset, stride, tiles.tile_bytes, tiles.slot_stride};
+      };
+      to.keys = plane(format.key_offset(), format.keys);
+      to.values = plane(format.value_offset(), format.values);
+      to.key_params = plane(format.key_param_offset(), format.key_params);
+      to.value_params = plane(format.value_param_offset(), format.value_params);
       to.pages = static_cast<std::int32_t>(pages);
     }
     return view;
@@ -159,8 +163,13 @@ class PagedCache {
  private:
   static PageFormat format(const CacheShape& shape, int f) {
     const int tokens = resolved_page_tokens(shape);
-    return f == coded_format ? page_format<Layout, Quant>(shape.kv_heads, tokens)
-                             : page_format<Layout, typename Quant::Exact>(shape.kv_heads, tokens);
+    if constexpr (1 < format_count<Quant>) {
+      if (f == 1) return page_format<Layout, FormatQuant<1, Quant>>(shape.kv_heads, tokens);
+    }
+    if constexpr (2 < format_count<Quant>) {
+      if (f == 2) return page_format<Layout, FormatQuant<2, Quant>>(shape.kv_heads, tokens);
+    }
+    return page_format<Layout, FormatQuant<0, Quant>>(shape.kv_heads, tokens);
   }
 
   static int resolved_page_tokens(const CacheShape& shape) {
@@ -168,16 +177,23 @@ class PagedCache {
   }
 
   static std::vector<std::int64_t> page_counts(const CacheConfig& config) {
-    if constexpr (format_count<Quant> == 1)
-      return {config.pages};
-    else
-      return {config.pages, config.exact_pages};
+    std::vector<std::int64_t> counts{config.pages};
+    if constexpr (exact_format<Quant> != coded_format) counts.push_back(config.exact_pages);
+    if constexpr (is_mixed<Quant>) counts.push_back(config.low_pages);
+    return counts;
   }
 
   static TableRules rules(const CacheConfig& config, Evict evict) {
     check(config, evict);
-    return {resolved_page_tokens(config.shape), config.exact_sink_pages, exact_format<Quant>, coded_format,
-            evict.visible()};
+    TableRules rules;
+    rules.page_tokens = resolved_page_tokens(config.shape);
+    rules.exact_sink_pages = config.exact_sink_pages;
+    rules.exact_format = exact_format<Quant>;
+    rules.coded_format = coded_format;
+    rules.low_format = low_format<Quant>;
+    rules.seals = Quant::seal_tokens > 1;
+    rules.window = evict.visible();
+    return rules;
   }
 
   static void check(const CacheConfig& config, Evict evict) {
@@ -187,17 +203,25 @@ class PagedCache {
     detail::require(page_tokens_fit<Layout>(resolved_page_tokens(shape)),
                     "shape.page_tokens must be given, equal the layout's, and be a multiple of what its "
                     "element orders group");
-    for (const std::int64_t pages : {config.pages, config.exact_pages})
-      detail::require(0 <= pages && pages <= TableEntry::max_pages,
-                      "pages and exact_pages must not be negative and fit a table entry (at most 2^29)");
-    // In floating point: the product itself may overflow.
-    const double tile = static_cast<double>(resolved_page_tokens(shape)) *
-                        (Layout::key_dim + Layout::value_dim) * (Quant::code_bits + Quant::Exact::code_bits);
+    detail::require(blocks_fit<Quant>(resolved_page_tokens(shape)),
+                    "shape.page_tokens must be a multiple of the quantizer's seal_tokens");
+    for (const std::int64_t pages : {config.pages, config.exact_pages, config.low_pages})
+      detail::require(
+          0 <= pages && pages <= TableEntry::max_pages,
+          "pages, exact_pages and low_pages must not be negative and fit a table entry (at most 2^29)");
+    // In floating point: the product itself may overflow. No format takes 64 bits a value.
+    const double tile =
+        static_cast<double>(resolved_page_tokens(shape)) * (Layout::key_dim + Layout::value_dim) * 64;
     detail::require(tile * shape.kv_heads * shape.layers < 0x1p60,
                     "shape: the bytes of a page must fit 64 bits: fewer kv_heads, layers or page_tokens");
     detail::require(config.exact_sink_pages >= 0, "exact_sink_pages must not be negative");
-    detail::require(config.exact_sink_pages == 0 || format_count<Quant> == 1 || config.exact_pages > 0,
+    constexpr bool has_exact = exact_format<Quant> != coded_format;
+    detail::require(config.exact_sink_pages == 0 || !has_exact || config.exact_pages > 0,
                     "exact_pages must be positive when there are exact_sink_pages");
+    detail::require(Quant::seal_tokens == 1 || config.pages == 0 || config.exact_pages > 0,
+                    "exact_pages must be positive: the quantizer needs several tokens at once, so every "
+                    "sequence's unfinished page is exact");
+    detail::require(is_mixed<Quant> || config.low_pages == 0, "low_pages are for Mixed quantizers");
     detail::require(evict.visible().left >= -1, "evict: the window must hold at least one token");
     detail::require(evict.visible().sink_tokens >= 0, "evict: sink_tokens must not be negative");
   }

@@ -25,10 +25,18 @@ struct TableRules {
   std::int32_t exact_sink_pages = 0;  ///< so many first pages get the exact format
   int exact_format = 0;
   int coded_format = 0;
+  int low_format = -1;  ///< where demoted pages go; -1: nowhere
+  bool seals = false;   ///< a coded page is written at once, so an unfinished one is exact
   Window window{};
 
-  int format_at(std::int32_t begin) const {
-    return begin / page_tokens < exact_sink_pages ? exact_format : coded_format;
+  bool is_sink(std::int32_t begin) const { return begin / page_tokens < exact_sink_pages; }
+  /// The format that a page gets when tokens are added to it.
+  int format_at(std::int32_t begin, bool full) const {
+    return is_sink(begin) || (seals && !full) ? exact_format : coded_format;
+  }
+  /// Whether a page of a table may have this format.
+  bool allows(int format, std::int32_t begin, bool full) const {
+    return format == format_at(begin, full) || (format == low_format && full && !is_sink(begin));
   }
 };
 

@@ -48,6 +48,9 @@ struct BatchView {
   const std::int32_t* slot_pos = nullptr;  ///< page_tokens per table entry, for compacted pages; null:
                                            ///< positions run on from entry_pos
   const std::int64_t* slots = nullptr;     ///< [query tokens], where append writes; see PhysSlot
+  const PageRecode* recodes = nullptr;  ///< [recode_count], carried out by append in every layer; tokens that
+                                        ///< they name have slots in the page that they fill
+  std::int32_t recode_count = 0;
 
   KVF_INLINE KVF_HD std::int32_t query_begin(int row) const { return query_indptr ? query_indptr[row] : row; }
   KVF_INLINE KVF_HD std::int32_t query_tokens(int row) const {

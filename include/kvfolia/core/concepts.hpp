@@ -10,6 +10,7 @@
 #include <span>
 #include <type_traits>
 
+#include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/ids.hpp"
 #include "kvfolia/core/mask.hpp"
@@ -83,21 +84,80 @@ concept HasCodeBits = requires {
   { Q::code_bits } -> std::convertible_to<int>;
 };
 template <class Q>
-concept HasAxes = requires {
-  { Q::key_axis } -> std::convertible_to<Axis>;
-  { Q::value_axis } -> std::convertible_to<Axis>;
+concept HasAffine = requires {
+  { Q::affine } -> std::convertible_to<Affine>;
+};
+template <class Q>
+concept HasGroupDims = requires {
+  { Q::group_dims } -> std::convertible_to<int>;
 };
 template <class Q>
 concept HasParamBytes = requires(int n) {
   { Q::param_bytes(n, n) } -> std::same_as<std::int64_t>;
 };
 template <class Q>
-concept HasEncode = requires(const Q q, AnyTile tile, int n, const float* values) {
+concept HasEncode = requires(const Q q, AnyTile tile, int n, Rows values) {
   q.encode(tile, n, n, values);
+};
+template <class Q>
+concept HasCodes = requires(const Q q, AnyConstTile tile, int n, float* codes) {
+  q.codes(tile, n, codes);
 };
 template <class Q>
 concept HasDecode = requires(const Q q, AnyConstTile tile, int n, float* values) {
   q.decode(tile, n, values);
+};
+template <class Q>
+concept HasTokenScale = !Q::affine.token_scale || requires(const Q q, AnyConstTile tile, int n) {
+  { q.token_scale(tile, n, n) } -> std::same_as<float>;
+};
+template <class Q>
+concept HasTokenOffset = !Q::affine.token_offset || requires(const Q q, AnyConstTile tile, int n) {
+  { q.token_offset(tile, n, n) } -> std::same_as<float>;
+};
+template <class Q>
+concept HasChannelScale = !Q::affine.channel_scale || requires(const Q q, AnyConstTile tile, int n) {
+  { q.channel_scale(tile, n, n) } -> std::same_as<float>;
+};
+template <class Q>
+concept HasChannelOffset = !Q::affine.channel_offset || requires(const Q q, AnyConstTile tile, int n) {
+  { q.channel_offset(tile, n, n) } -> std::same_as<float>;
+};
+
+template <class Q>
+concept OneSided =
+    HasCodeBits<Q> && HasAffine<Q> && HasGroupDims<Q> && HasParamBytes<Q> && HasEncode<Q> && HasCodes<Q> &&
+    HasDecode<Q> && HasTokenScale<Q> && HasTokenOffset<Q> && HasChannelScale<Q> && HasChannelOffset<Q>;
+
+// KeyValue names a quantizer for each side, Mixed one for each of two formats; any other quantizer is
+// itself all of them.
+template <class Q>
+struct SidesOf {
+  using Key = Q;
+  using Value = Q;
+};
+template <class Q>
+requires requires {
+  typename Q::Key;
+  typename Q::Value;
+}
+struct SidesOf<Q> {
+  using Key = typename Q::Key;
+  using Value = typename Q::Value;
+};
+template <class Q>
+struct CodedOf {
+  using High = Q;
+  using Low = Q;
+};
+template <class Q>
+requires requires {
+  typename Q::High;
+  typename Q::Low;
+}
+struct CodedOf<Q> {
+  using High = typename Q::High;
+  using Low = typename Q::Low;
 };
 
 template <class E>
@@ -134,18 +194,35 @@ concept LayoutPolicy = detail::TriviallyCopyable<L> && detail::HasKeyDim<L> && d
     detail::HasPageTokens<L> && detail::HasSharesKeyValue<L> && detail::HasOrders<L> &&
     ElementOrder<typename L::KeyOrder> && ElementOrder<typename L::ValueOrder>;
 
+/// The quantizer of keys, and that of values: two where `Q` is a KeyValue.
+template <class Q>
+using KeySide = typename detail::SidesOf<Q>::Key;
+template <class Q>
+using ValueSide = typename detail::SidesOf<Q>::Value;
+
 /// Turns values into codes and parameters, and back.
-///   Exact                                  the quantizer of pages that are kept in full precision
-///   seal_tokens                            1, or how many tokens encode() needs at once
-///   code_bits                              bits of one stored element
-///   key_axis, value_axis                   where a kernel may fold the scale
-///   param_bytes(dims, page_tokens)         of one tile
-///   encode(tile, slot, tokens, values)     values are [tokens][dims]; writes slots [slot, slot + tokens)
-///   decode(tile, slot, values)             all dims of one slot
+///   Exact                               the quantizer of pages that are kept in full precision
+///   seal_tokens                         1, or how many tokens encode() needs at once: a block
+///   code_bits                           bits of one stored element, 4 or whole bytes
+///   affine, group_dims                  how codes become values, see Affine; 0 dims are all of them
+///   param_bytes(dims, page_tokens)      of one tile
+///   encode(tile, slot, tokens, values)  values(token, dim), see Rows; writes slots [slot, slot + tokens),
+///                                       whole blocks
+///   codes(tile, slot, codes)            all dims of one slot as numbers, without any factor
+///   token_scale(tile, slot, group), token_offset, channel_scale(tile, slot, dim), channel_offset
+///                                       those that `affine` names
+///   decode(tile, slot, values)          all dims of one slot; decode_affine() will do
+/// and, where there is something to say:
+///   code_bytes(dims)                    of one token, where codes are not all of code_bits
+///   fits(dims)                          whether vectors of so many dims can be coded
+///   rotate(x, dims), unrotate(x, dims)  an orthogonal transform, in place: pages hold, and encode and
+///                                       decode speak of, rotated vectors; those of Exact, too
 template <class Q>
 concept QuantPolicy = detail::TriviallyCopyable<Q> && detail::HasExact<Q> && detail::HasSealTokens<Q> &&
-    detail::HasCodeBits<Q> && detail::HasAxes<Q> && detail::HasParamBytes<Q> && detail::HasEncode<Q> &&
-    detail::HasDecode<Q>;
+    detail::OneSided<KeySide<typename detail::CodedOf<Q>::High>> &&
+    detail::OneSided<ValueSide<typename detail::CodedOf<Q>::High>> &&
+    detail::OneSided<KeySide<typename detail::CodedOf<Q>::Low>> &&
+    detail::OneSided<ValueSide<typename detail::CodedOf<Q>::Low>>;
 
 /// Who leaves. visible() tells which keys a query sees; pages that no query can see any more leave.
 template <class E>

@@ -54,6 +54,19 @@ struct PageCopy {
   friend constexpr bool operator==(const PageCopy&, const PageCopy&) = default;
 };
 
+/// A page whose slots come from a page of another format, all its layers: slots [0, kept) from `from`,
+/// the next new_tokens ones from the batch's tokens from first_token on. Sealing fills a coded page;
+/// opening a coded page for more tokens fills a part of an exact one; demoting keeps all slots. No page
+/// is `to` of two recodes of a batch, or `to` of one and `from` of another.
+struct PageRecode {
+  TableEntry from;  ///< absent where nothing is kept
+  TableEntry to;
+  std::int32_t kept;
+  std::int32_t first_token;
+  std::int32_t new_tokens;
+  friend constexpr bool operator==(const PageRecode&, const PageRecode&) = default;
+};
+
 /// Where a token lies: table entry times page_tokens plus the slot in the page; -1 is nowhere.
 /// For pages of format 0 this is the slot number that engines use.
 struct PhysSlot {

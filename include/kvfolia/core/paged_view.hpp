@@ -8,6 +8,7 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/ids.hpp"
 #include "kvfolia/core/page_format.hpp"
 #include "kvfolia/core/tile.hpp"
@@ -36,6 +37,20 @@ struct FormatView {
   std::int32_t pages = 0;
 };
 
+namespace detail {
+
+/// Whether a part of a stored key is the stored form of that part.
+template <class Layout, class Quant>
+inline constexpr bool shares_rotation = [] {
+  using Key = KeySide<FormatQuant<coded_format, Quant>>;
+  if constexpr (!Layout::shares_key_value || !rotates<Key>)
+    return true;
+  else
+    return Key::block(Layout::key_dim) == Key::block(Layout::value_dim);
+}();
+
+}  // namespace detail
+
 /// Trivially copyable; passed by value. Comes from PagedCache::view, or is filled in by an engine
 /// that has pages of its own: a base and strides for every plane describe `[page][slot][head][dim]`
 /// as well as `[page][head][slot][dim]`, joint pools as well as split ones.
@@ -44,6 +59,8 @@ struct PagedView {
   using Layout = LayoutT;
   using Quant = QuantT;
   static constexpr int formats_count = format_count<Quant>;
+  static_assert(detail::shares_rotation<Layout, Quant>,
+                "a value that is a part of the key must be rotated in whole blocks: Rotated<Q, Block>");
 
   FormatView formats[formats_count]{};
   int kv_heads = 1;
@@ -51,18 +68,19 @@ struct PagedView {
   Window window{};  ///< what the eviction policy lets a query see
   Quant quant{};
 
-  KVF_HD Tile<typename Layout::KeyOrder, std::byte> key_tile(TableEntry entry, int head) const {
+  KVF_INLINE KVF_HD Tile<typename Layout::KeyOrder, std::byte> key_tile(TableEntry entry, int head) const {
     const FormatView& f = format(entry, head);
     return tile<typename Layout::KeyOrder, Layout::key_dim>(f.keys, f.key_params, entry, head);
   }
-  KVF_HD Tile<typename Layout::ValueOrder, std::byte> value_tile(TableEntry entry, int head) const {
+  KVF_INLINE KVF_HD Tile<typename Layout::ValueOrder, std::byte> value_tile(TableEntry entry,
+                                                                            int head) const {
     static_assert(!Layout::shares_key_value, "the value is a part of the key: decode that");
     const FormatView& f = format(entry, head);
     return tile<typename Layout::ValueOrder, Layout::value_dim>(f.values, f.value_params, entry, head);
   }
 
  private:
-  KVF_HD const FormatView& format(TableEntry entry, int head) const {
+  KVF_INLINE KVF_HD const FormatView& format(TableEntry entry, int head) const {
     KVF_ASSERT(!entry.absent() && entry.format() < formats_count);
     KVF_ASSERT(entry.page().value < formats[entry.format()].pages);
     KVF_ASSERT(0 <= head && head < kv_heads);
@@ -71,55 +89,71 @@ struct PagedView {
   }
 
   template <class Order, int Dims>
-  KVF_HD Tile<Order, std::byte> tile(const PlaneView& codes, const PlaneView& params, TableEntry entry,
-                                     int head) const {
-    const int bits = entry.format() == coded_format ? Quant::code_bits : Quant::Exact::code_bits;
+  KVF_INLINE KVF_HD Tile<Order, std::byte> tile(const PlaneView& codes, const PlaneView& params,
+                                                TableEntry entry, int head) const {
     return {codes.tile(entry.page(), head),
             params.tile(entry.page(), head),
-            {Dims, page_tokens, codes.slot_stride * 8 / bits},
+            Dims,
+            page_tokens,
+            codes.slot_stride,
             params.slot_stride};
   }
 };
 
-/// Calls f with the quantizer of an entry's format: `view.quant`, or its Exact.
+/// Calls f with the quantizer of an entry's format.
 template <class Layout, class Quant, class F>
 KVF_INLINE KVF_HD decltype(auto) visit_format(const PagedView<Layout, Quant>& view, TableEntry entry, F&& f) {
-  if constexpr (format_count<Quant> == 1) {
-    return f(view.quant);
-  } else {
-    if (entry.format() == coded_format) return f(view.quant);
-    return f(typename Quant::Exact{});
+  if constexpr (1 < format_count<Quant>) {
+    if (entry.format() == 1) return f(format_quant<1>(view.quant));
   }
+  if constexpr (2 < format_count<Quant>) {
+    if (entry.format() == 2) return f(format_quant<2>(view.quant));
+  }
+  return f(format_quant<0>(view.quant));
 }
 
 namespace detail {
 
-/// Checks the planes of a format that has pages.
+/// Checks the planes of one side of a format that has pages.
+template <class Order, class Q>
+KVF_INLINE Result<> validate(const PlaneView& codes, const PlaneView& params, int dims, int page_tokens,
+                             const char* subject) {
+  const std::int64_t param_bytes = Q::param_bytes(dims, page_tokens);
+  const auto aligned = [](const PlaneView& p, std::int64_t to) {
+    return reinterpret_cast<std::uintptr_t>(p.base) % static_cast<std::uintptr_t>(to) == 0 &&
+           p.page_stride % to == 0 && p.head_stride % to == 0 && p.slot_stride % to == 0;
+  };
+  const bool several = page_tokens > 1;
+  // The parameters of blocks lie behind one another; those of tokens may be an engine's own.
+  const bool strided_params = param_bytes > 0 && several && Q::seal_tokens == 1;
+  const bool complete = codes.base && (!Order::strided || !several || codes.slot_stride != 0) &&
+                        (param_bytes == 0 || params.base) && (!strided_params || params.slot_stride != 0);
+  const bool whole =
+      aligned(codes, code_alignment<Q>()) && (param_bytes == 0 || aligned(params, param_alignment<Q>()));
+  return complete && whole ? Result<>() : bad_argument(subject);
+}
+
+/// Checks one format.
 template <LayoutPolicy Layout, QuantPolicy Quant>
 KVF_INLINE Result<> validate(const FormatView& format, int page_tokens) {
   if (format.pages < 0 || format.pages > TableEntry::max_pages)
     return bad_argument("view.formats.pages", format.pages, TableEntry::max_pages);
   if (format.pages == 0) return {};
-  const bool params = Quant::param_bytes(Layout::key_dim, page_tokens) > 0;
-  constexpr std::int64_t element = Quant::code_bits >= 8 ? Quant::code_bits / 8 : 1;
-  std::int64_t parameter = 1;
-  if constexpr (requires { typename Quant::Param; }) parameter = alignof(typename Quant::Param);
-  const auto aligned = [](const PlaneView& p, std::int64_t to) {
-    return reinterpret_cast<std::uintptr_t>(p.base) % static_cast<std::uintptr_t>(to) == 0 &&
-           p.page_stride % to == 0 && p.head_stride % to == 0 && p.slot_stride % to == 0;
-  };
-  const auto plane = [&](const PlaneView& codes, const PlaneView& parameters, bool strided,
-                         const char* subject) {
-    const bool several = page_tokens > 1;
-    const bool complete = codes.base && (!strided || !several || codes.slot_stride != 0) &&
-                          (!params || (parameters.base && (!several || parameters.slot_stride != 0)));
-    const bool whole = aligned(codes, element) && (!params || aligned(parameters, parameter));
-    return complete && whole ? Result<>() : bad_argument(subject);
-  };
-  if (auto ok = plane(format.keys, format.key_params, Layout::KeyOrder::strided, "view.formats.keys"); !ok)
+  if (auto ok = validate<typename Layout::KeyOrder, KeySide<Quant>>(
+          format.keys, format.key_params, Layout::key_dim, page_tokens, "view.formats.keys");
+      !ok)
     return ok;
   if (Layout::shares_key_value) return {};
-  return plane(format.values, format.value_params, Layout::ValueOrder::strided, "view.formats.values");
+  return validate<typename Layout::ValueOrder, ValueSide<Quant>>(
+      format.values, format.value_params, Layout::value_dim, page_tokens, "view.formats.values");
+}
+
+template <int Format, class Layout, class Quant>
+KVF_INLINE Result<> validate_formats(const PagedView<Layout, Quant>& view) {
+  auto ok = validate<Layout, FormatQuant<Format, Quant>>(view.formats[Format], view.page_tokens);
+  if constexpr (Format + 1 < format_count<Quant>)
+    if (ok) return validate_formats<Format + 1>(view);
+  return ok;
 }
 
 }  // namespace detail
@@ -132,11 +166,10 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view) {
   if (view.kv_heads <= 0) return detail::bad_argument("view.kv_heads", view.kv_heads, 1);
   if (!page_tokens_fit<Layout>(view.page_tokens))
     return detail::bad_argument("view.page_tokens", view.page_tokens, Layout::page_tokens);
-  if (auto ok = detail::validate<Layout, Quant>(view.formats[coded_format], view.page_tokens); !ok) return ok;
-  if constexpr (exact_format<Quant> != coded_format)
-    return detail::validate<Layout, typename Quant::Exact>(view.formats[exact_format<Quant>],
-                                                           view.page_tokens);
-  return {};
+  if (!blocks_fit<Quant>(view.page_tokens))
+    return detail::bad_argument("view.page_tokens (Quant::seal_tokens)", view.page_tokens,
+                                Quant::seal_tokens);
+  return detail::validate_formats<0>(view);
 }
 
 }  // namespace kvfolia::inline KVF_ABI

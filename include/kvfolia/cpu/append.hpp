@@ -5,12 +5,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/core/rounding.hpp"
 #include "kvfolia/cpu/executor.hpp"
 #include "kvfolia/cpu/target.hpp"
 
@@ -29,27 +31,87 @@ inline bool all_finite(const ConstTensor& tensor, std::int64_t token, int heads,
   return true;
 }
 
+/// Whether a format's pages are coded as a whole: no token is written on its own.
+template <class Quant>
+bool seals(int format) {
+  if constexpr (1 < format_count<Quant>)
+    if (format == 1) return FormatQuant<1, Quant>::seal_tokens > 1;
+  if constexpr (2 < format_count<Quant>)
+    if (format == 2) return FormatQuant<2, Quant>::seal_tokens > 1;
+  return FormatQuant<0, Quant>::seal_tokens > 1;
+}
+
+template <class Layout, class Quant>
+Result<> check_entry(const PagedView<Layout, Quant>& view, TableEntry entry, const char* format,
+                     const char* page) {
+  if (entry.absent()) return bad_argument(page, entry.raw, 0);
+  if (entry.format() >= view.formats_count) return bad_argument(format, entry.format(), view.formats_count);
+  const std::int32_t pages = view.formats[entry.format()].pages;
+  return entry.page().value < pages ? Result<>() : bad_argument(page, entry.page().value, pages);
+}
+
+/// Every token of a page that is coded as a whole must come through exactly one recode; those that take
+/// tokens stand in the tokens' order.
+template <class Layout, class Quant>
+Result<> check_recodes(const PagedView<Layout, Quant>& view, const BatchView& batch) {
+  if (batch.recode_count < 0 || (batch.recode_count > 0 && !batch.recodes))
+    return bad_argument("batch.recodes", batch.recode_count, 0);
+  std::int64_t through_recodes = 0;
+  std::int32_t next_token = 0;
+  for (std::int32_t i = 0; i < batch.recode_count; ++i) {
+    const PageRecode& job = batch.recodes[i];
+    if (auto ok = check_entry(view, job.to, "batch.recodes.to (format)", "batch.recodes.to (page)"); !ok)
+      return ok;
+    if (job.kept != 0)
+      if (auto ok = check_entry(view, job.from, "batch.recodes.from (format)", "batch.recodes.from (page)");
+          !ok)
+        return ok;
+    const std::int64_t filled = std::int64_t{job.kept} + job.new_tokens;
+    const bool whole = !seals<Quant>(job.to.format()) || filled == view.page_tokens;
+    if (job.kept < 0 || job.new_tokens < 0 || filled > view.page_tokens || !whole)
+      return bad_argument("batch.recodes.kept", filled, view.page_tokens);
+    if (job.kept != 0 && job.from == job.to) return bad_argument("batch.recodes.from (is to)", i);
+    if (job.new_tokens == 0) continue;
+    if (job.first_token < next_token ||
+        job.first_token + std::int64_t{job.new_tokens} > batch.total_queries())
+      return bad_argument("batch.recodes.first_token", job.first_token, next_token);
+    next_token = job.first_token + job.new_tokens;
+    for (std::int32_t t = 0; t < job.new_tokens; ++t)
+      if (batch.slots[job.first_token + t] != PhysSlot::make(job.to, job.kept + t, view.page_tokens).raw)
+        return bad_argument("batch.recodes (other tokens have the page's slots)", job.first_token + t);
+    if (seals<Quant>(job.to.format())) through_recodes += job.new_tokens;
+  }
+  for (std::int32_t token = 0; token < batch.total_queries(); ++token) {
+    const PhysSlot slot{batch.slots[token]};
+    if (!slot.absent() && seals<Quant>(slot.entry(view.page_tokens).format())) --through_recodes;
+  }
+  return through_recodes == 0
+             ? Result<>()
+             : bad_argument("batch.recodes (pages coded as a whole come through them)", through_recodes, 0);
+}
+
 /// Everything append() could be given wrongly; afterwards it cannot fail.
 template <class Layout, class Quant>
 Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args) {
   if (auto ok = validate(view); !ok) return ok;
   if (batch.rows < 0) return bad_argument("batch.rows", batch.rows);
   const std::int32_t tokens = batch.total_queries();
-  if (tokens == 0) return {};
-  if (!batch.slots) return bad_argument("batch.slots");
-  if (!args.keys.data) return bad_argument("args.keys");
-  if (!Layout::shares_key_value && !args.values.data) return bad_argument("args.values");
+  if (tokens > 0) {
+    if (!batch.slots) return bad_argument("batch.slots");
+    if (!args.keys.data) return bad_argument("args.keys");
+    if (!Layout::shares_key_value && !args.values.data) return bad_argument("args.values");
+  }
   for (std::int32_t token = 0; token < tokens; ++token) {
     const PhysSlot slot{batch.slots[token]};
     if (slot.absent()) continue;
     const std::int64_t raw_entry = slot.raw / view.page_tokens;
     if (raw_entry > INT32_MAX) return bad_argument("batch.slots", slot.raw);
-    const TableEntry entry = slot.entry(view.page_tokens);
-    if (entry.format() >= view.formats_count)
-      return bad_argument("batch.slots (format)", entry.format(), view.formats_count);
-    if (entry.page().value >= view.formats[entry.format()].pages)
-      return bad_argument("batch.slots (page)", entry.page().value, view.formats[entry.format()].pages);
+    if (auto ok =
+            check_entry(view, slot.entry(view.page_tokens), "batch.slots (format)", "batch.slots (page)");
+        !ok)
+      return ok;
   }
+  if (auto ok = check_recodes(view, batch); !ok) return ok;
   if constexpr (is_checked) {
     float row[Layout::key_dim > Layout::value_dim ? Layout::key_dim : Layout::value_dim];
     for (std::int32_t token = 0; token < tokens; ++token)
@@ -62,29 +124,100 @@ Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& bat
   return {};
 }
 
+/// One token and head, where pages are coded token by token.
+template <int Dims, class Q, class To>
+void append_row(const Q& quant, const To& to, int slot, const ConstTensor& rows, std::int64_t token,
+                int head) {
+  if constexpr (Q::seal_tokens == 1) {
+    float row[Dims];
+    load_row(rows, token, head, Dims, row);
+    to_stored(quant, row, Dims);
+    quant.encode(to, slot, 1, Rows{row, Dims});
+  }
+}
+
+/// Exact tokens on their way into a page.
+template <class Code>
+struct ExactRows {
+  const Code* data;
+  int dims;
+  float operator()(int token, int dim) const { return static_cast<float>(data[token * dims + dim]); }
+};
+
+/// One head of one plane of a recode. Values are rounded as an exact page would hold them, whether they
+/// lay in one or not: so a coded page's bytes do not depend on how its tokens arrived, and new values
+/// that an exact page would hold as infinite are infinite here.
+template <int Dims, class Q, class Exact, class ToTile, class Decode>
+void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const PageRecode& job,
+                  const ConstTensor& rows, int head, Decode&& decode_kept) {
+  using Code = typename Exact::Code;
+  constexpr int block = Q::seal_tokens;
+  Code codes[block * Dims];
+  float row[Dims];
+  const std::int32_t filled = job.kept + job.new_tokens;
+  for (std::int32_t first = 0; first < filled; first += block) {
+    for (int t = 0; t < block; ++t) {
+      const std::int32_t slot = first + t;
+      if (slot < job.kept) {
+        decode_kept(slot, row);
+        if constexpr (std::is_same_v<Code, fp16>)  // what a demoted page held may be larger
+          for (float& x : row) x = kvfolia::detail::is_finite(x) ? kvfolia::detail::clamp_to_fp16(x) : x;
+      } else {
+        load_row(rows, job.first_token + slot - job.kept, head, Dims, row);
+        to_stored(exact, row, Dims);
+      }
+      for (int d = 0; d < Dims; ++d) codes[t * Dims + d] = static_cast<Code>(row[d]);
+    }
+    quant.encode(to, first, block, ExactRows<Code>{codes, Dims});
+  }
+}
+
+template <class Layout, class Quant>
+void recode(const PagedView<Layout, Quant>& view, const AppendArgs& args, const PageRecode& job, int head) {
+  using Exact = typename Quant::Exact;
+  visit_format(view, job.to, [&](const auto& to) {
+    recode_plane<Layout::key_dim>(key_side(to), KeySide<Exact>{}, view.key_tile(job.to, head), job, args.keys,
+                                  head, [&](int slot, float* row) {
+                                    visit_format(view, job.from, [&](const auto& from) {
+                                      key_side(from).decode(view.key_tile(job.from, head), slot, row);
+                                    });
+                                  });
+    if constexpr (!Layout::shares_key_value)
+      recode_plane<Layout::value_dim>(value_side(to), ValueSide<Exact>{}, view.value_tile(job.to, head), job,
+                                      args.values, head, [&](int slot, float* row) {
+                                        visit_format(view, job.from, [&](const auto& from) {
+                                          value_side(from).decode(view.value_tile(job.from, head), slot, row);
+                                        });
+                                      });
+  });
+}
+
 }  // namespace detail
 
-/// Encodes the batch's new tokens into the slots that `batch.slots` names; -1 is skipped. Writes
+/// Encodes the batch's new tokens into the slots that `batch.slots` names; -1 is skipped. Pages that
+/// change their format do so now, with or without new tokens: sealed, opened and demoted ones. Writes
 /// nothing when it returns an error. The batch's copies must have been carried out.
 template <class Layout, class Quant, class Exec>
 Result<> append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args,
                 Exec&& exec) noexcept {
-  if (Quant::seal_tokens != 1) return Error{Errc::unsupported, "Quant::seal_tokens", Quant::seal_tokens, 1};
   if (auto ok = detail::check_append(view, batch, args); !ok) return ok;
+  // First: another sequence's new tokens may overwrite what is kept.
+  exec.parallel_for(std::int64_t{batch.recode_count} * view.kv_heads, [&](std::int64_t i, int) {
+    detail::recode(view, args, batch.recodes[i / view.kv_heads], static_cast<int>(i % view.kv_heads));
+  });
   exec.parallel_for(batch.total_queries(), [&](std::int64_t token, int) {
     const PhysSlot where{batch.slots[token]};
     if (where.absent()) return;
     const TableEntry entry = where.entry(view.page_tokens);
+    if (detail::seals<Quant>(entry.format())) return;
     const int slot = where.slot(view.page_tokens);
-    float row[Layout::key_dim > Layout::value_dim ? Layout::key_dim : Layout::value_dim];
     visit_format(view, entry, [&](const auto& quant) {
       for (int head = 0; head < view.kv_heads; ++head) {
-        load_row(args.keys, token, head, Layout::key_dim, row);
-        quant.encode(view.key_tile(entry, head), slot, 1, row);
-        if constexpr (!Layout::shares_key_value) {
-          load_row(args.values, token, head, Layout::value_dim, row);
-          quant.encode(view.value_tile(entry, head), slot, 1, row);
-        }
+        detail::append_row<Layout::key_dim>(key_side(quant), view.key_tile(entry, head), slot, args.keys,
+                                            token, head);
+        if constexpr (!Layout::shares_key_value)
+          detail::append_row<Layout::value_dim>(value_side(quant), view.value_tile(entry, head), slot,
+                                                args.values, token, head);
       }
     });
   });

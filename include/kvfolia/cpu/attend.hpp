@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
@@ -16,6 +17,7 @@
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/core/softmax_state.hpp"
+#include "kvfolia/cpu/chunk.hpp"
 #include "kvfolia/cpu/executor.hpp"
 #include "kvfolia/cpu/plan.hpp"
 #include "kvfolia/cpu/target.hpp"
@@ -56,8 +58,8 @@ struct Accumulators {
   }
 };
 
-/// Some queries of one row against one KV head. Decoded keys are gathered in chunks that cross page
-/// borders but never a tile's.
+/// Some queries of one row against one KV head. Keys are gathered in chunks that cross page borders but
+/// never a tile's.
 template <class Layout, class Quant>
 class AttendTask {
  public:
@@ -74,21 +76,22 @@ class AttendTask {
         rows_(std::int64_t{task.query_end - task.query_begin} * group_),
         first_token_(batch.query_begin(task.row) + task.query_begin),
         first_pos_(std::int64_t{batch.first_query(task.row, view.page_tokens).value} + task.query_begin),
-        row_keys_(first_pos_ - task.query_begin + batch.query_tokens(task.row)) {
-    const Scratch<Layout> at{plan.scratch_rows};
+        row_keys_(first_pos_ - task.query_begin + batch.query_tokens(task.row)),
+        chunk_(view, task.head, scratch + Scratch<Layout, Quant>{plan.scratch_rows}.chunk()) {
+    const Scratch<Layout, Quant> at{plan.scratch_rows};
     queries_ = scratch + at.queries();
     tile_.data = scratch + at.tile();
     total_.data = scratch + at.total();
-    keys_ = scratch + at.keys();
-    values_ = scratch + at.values();
     scale_ = args.scale != 0.0f ? args.scale : 1.0f / ::sqrtf(static_cast<float>(Layout::key_dim));
   }
 
   /// Reduces the task's tiles: into the output, or into one state a tile from `states` on.
   void run(float* states) {
-    for (std::int64_t row = 0; row < rows_; ++row)
-      load_row(args_.queries, first_token_ + row / group_, head(row), Layout::key_dim,
-               queries_ + row * Layout::key_dim);
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      float* query = queries_ + row * Layout::key_dim;
+      load_row(args_.queries, first_token_ + row / group_, head(row), Layout::key_dim, query);
+      to_stored(key_side(format_quant<coded_format>(view_.quant)), query, Layout::key_dim);
+    }
     total_.clear(rows_);
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile) {
       if (states) tile_.data = states + tile * rows_ * Rows::floats;
@@ -135,56 +138,47 @@ class AttendTask {
       if (used == 0 || entry.absent() || table_.position(entry_, used - 1) < begin) continue;
       if (table_.position(entry_, 0) >= end) break;
       if (any_sees(table_.position(entry_, 0), table_.position(entry_, used - 1) + 1))
-        visit_format(view_, entry, [&](const auto& quant) { gather(quant, entry, used, begin, end); });
+        gather(entry, used, begin, end);
       if (table_.position(entry_, used - 1) >= end) break;  // the next tile has a part of it, too
     }
     flush();
   }
 
-  template <class Q>
-  void gather(const Q& quant, TableEntry entry, int used, std::int64_t begin, std::int64_t end) {
-    const auto keys = view_.key_tile(entry, task_.head);
-    float key[Layout::key_dim];
+  void gather(TableEntry entry, int used, std::int64_t begin, std::int64_t end) {
     for (int slot = 0; slot < used; ++slot) {
       const std::int64_t position = table_.position(entry_, slot);
       if (position < begin || position >= end || !any_sees(position, position + 1)) continue;
-      quant.decode(keys, slot, key);
-      for (int d = 0; d < Layout::key_dim; ++d) keys_[d * chunk_tokens + count_] = key[d];
-      float* value = values_ + std::int64_t{count_} * Layout::value_dim;
-      if constexpr (Layout::shares_key_value) {
-        for (int d = 0; d < Layout::value_dim; ++d) value[d] = key[d];
-      } else {
-        quant.decode(view_.value_tile(entry, task_.head), slot, value);
-      }
-      positions_[count_] = position;
-      if (++count_ == chunk_tokens) flush();
+      if (!chunk_.takes(entry, slot)) flush();
+      chunk_.add(entry, slot, position);
+      if (chunk_.full()) flush();
     }
   }
 
   /// Scores the gathered tokens for all queries and adds them in order.
   void flush() {
-    if (count_ == 0) return;
-    for (int d = 0; d < Layout::key_dim; ++d)
-      for (int t = count_; t < chunk_tokens; ++t) keys_[d * chunk_tokens + t] = 0.0f;
-    for (std::int64_t row = 0; row < rows_; ++row) {
-      float scores[chunk_tokens] = {};
-      const float* query = queries_ + row * Layout::key_dim;
-      for (int d = 0; d < Layout::key_dim; ++d)
-        for (int t = 0; t < chunk_tokens; ++t)
-          scores[t] = ::fmaf(query[d], keys_[d * chunk_tokens + t], scores[t]);
-      SoftmaxState state = tile_.state(row);
-      float* out = tile_.values(row);
-      for (int t = 0; t < count_; ++t) {
-        if (!sees(row, positions_[t])) continue;
-        const auto [old_part, new_part] = state.add(logit(scores[t], row, positions_[t]));
-        if (old_part != 1.0f)
-          for (int d = 0; d < Layout::value_dim; ++d) out[d] *= old_part;
-        const float* value = values_ + std::int64_t{t} * Layout::value_dim;
-        for (int d = 0; d < Layout::value_dim; ++d) out[d] = ::fmaf(new_part, value[d], out[d]);
+    if (chunk_.count() == 0) return;
+    chunk_.visit([&](const auto& keys, const auto& values) {
+      using Keys = std::remove_cvref_t<decltype(keys)>;
+      using Values = std::remove_cvref_t<decltype(values)>;
+      for (std::int64_t row = 0; row < rows_; ++row) {
+        float scores[chunk_tokens];
+        chunk_.template score<Keys>(queries_ + row * Layout::key_dim, scores);
+        SoftmaxState state = tile_.state(row);
+        float* out = tile_.values(row);
+        float weights = 0.0f;
+        chunk_.template begin<Values>();
+        for (int t = 0; t < chunk_.count(); ++t) {
+          const std::int64_t position = chunk_.position(t);
+          if (!sees(row, position)) continue;
+          const auto [old_part, new_part] = state.add(logit(scores[t], row, position));
+          if (old_part != 1.0f) chunk_.template rescale<Values>(old_part, out, weights);
+          chunk_.template add<Values>(t, new_part, out, weights);
+        }
+        chunk_.template end<Values>(out, weights);
+        tile_.set(row, state);
       }
-      tile_.set(row, state);
-    }
-    count_ = 0;
+    });
+    chunk_.clear();
   }
 
   float logit(float score, std::int64_t row, std::int64_t position) const {
@@ -203,10 +197,20 @@ class AttendTask {
       if (args_.sink_logits && !args_.partial) old_part = state.add(args_.sink_logits[head(row)]).old_part;
       const float factor = old_part * state.normalizer();
       for (int d = 0; d < Layout::value_dim; ++d) values[d] *= factor;
+      unrotate(values);
       const std::int64_t token = first_token_ + row / group_;
       store_row(values, args_.out, token, head(row), Layout::value_dim);
       if (args_.lse.data) args_.lse.at(token, head(row)) = state.lse();
     }
+  }
+
+  /// From a value as pages hold it. Partial results, too: it is linear, and merging knows no quantizer.
+  void unrotate(float* values) const {
+    const auto& quant = format_quant<coded_format>(view_.quant);
+    if constexpr (Layout::shares_key_value)
+      from_stored(key_side(quant), values, Layout::value_dim);
+    else
+      from_stored(value_side(quant), values, Layout::value_dim);
   }
 
   const PagedView<Layout, Quant>& view_;
@@ -218,14 +222,11 @@ class AttendTask {
   const std::int64_t first_token_;
   const std::int64_t first_pos_;
   const std::int64_t row_keys_;
+  Chunk<Layout, Quant> chunk_;
   float scale_ = 0.0f;
   float* queries_ = nullptr;  ///< [rows][key_dim]
   Rows tile_{};
   Rows total_{};
-  float* keys_ = nullptr;    ///< [key_dim][chunk_tokens]
-  float* values_ = nullptr;  ///< [chunk_tokens][value_dim]
-  std::int64_t positions_[chunk_tokens];
-  int count_ = 0;
   int entry_ = 0;  ///< tiles ascend, so the table is walked once
 };
 
@@ -235,7 +236,8 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
                       const AttendPlan& plan) {
   using kvfolia::detail::bad_argument;
   if (plan.key_dim != Layout::key_dim || plan.value_dim != Layout::value_dim ||
-      plan.kv_heads != view.kv_heads || plan.page_tokens != view.page_tokens)
+      plan.kv_heads != view.kv_heads || plan.page_tokens != view.page_tokens ||
+      (plan.scratch_floats != Scratch<Layout, Quant>{plan.scratch_rows}.size()))
     return bad_argument("plan (made for another view)");
   if (batch.rows != static_cast<std::int32_t>(plan.rows.size()))
     return bad_argument("plan (made for another batch)", batch.rows,

@@ -12,6 +12,7 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/chunk.hpp"
 #include "kvfolia/cpu/target.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
@@ -19,11 +20,9 @@ namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
 /// Attention is reduced over tiles of so many logical positions, and tiles are merged from left to
 /// right. Neither the batch nor the threads move a tile's border, so they change no bit.
 inline constexpr int tile_positions = 256;
-/// Tokens decoded and scored at a time.
-inline constexpr int chunk_tokens = 32;
 /// Of attend()'s workspace, in bytes: what operator new gives.
 inline constexpr int workspace_alignment = alignof(std::max_align_t);
-/// Queries of one row that share a decoded key.
+/// Queries of one row that share what is read of a key.
 inline constexpr int query_block = 16;
 
 /// What the plan depends on besides the batch.
@@ -85,16 +84,17 @@ struct AttendPlan {
 namespace detail {
 
 /// Where one worker's arrays lie, in floats. `rows` counts queries times heads of a group.
-template <class Layout>
+template <class Layout, class Quant>
 struct Scratch {
   std::int64_t rows;
 
   constexpr std::int64_t queries() const { return 0; }
   constexpr std::int64_t tile() const { return rows * Layout::key_dim; }
   constexpr std::int64_t total() const { return tile() + rows * AttendPlan::state_floats(Layout::value_dim); }
-  constexpr std::int64_t keys() const { return total() + rows * AttendPlan::state_floats(Layout::value_dim); }
-  constexpr std::int64_t values() const { return keys() + Layout::key_dim * chunk_tokens; }
-  constexpr std::int64_t size() const { return values() + Layout::value_dim * chunk_tokens; }
+  constexpr std::int64_t chunk() const {
+    return total() + rows * AttendPlan::state_floats(Layout::value_dim);
+  }
+  constexpr std::int64_t size() const { return chunk() + Chunk<Layout, Quant>::floats; }
 };
 
 /// One past the last tile that has a key.
@@ -140,7 +140,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
     items += (batch.query_tokens(row) + query_block - 1) / query_block * view.kv_heads;
   }
   plan.scratch_rows = std::int64_t{block} * group;
-  plan.scratch_floats = detail::Scratch<Layout>{plan.scratch_rows}.size();
+  plan.scratch_floats = detail::Scratch<Layout, Quant>{plan.scratch_rows}.size();
 
   // With enough items for all threads nothing is gained by cutting one into several.
   const bool split = items < std::int64_t{4} * config.concurrency && config.concurrency > 1;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/tensor.hpp"
@@ -20,22 +21,24 @@ struct Identity {
   using Code = T;
   static constexpr int seal_tokens = 1;
   static constexpr int code_bits = 8 * static_cast<int>(sizeof(T));
-  static constexpr Axis key_axis = Axis::none;
-  static constexpr Axis value_axis = Axis::none;
+  static constexpr int group_dims = 0;
+  static constexpr Affine affine{};
 
-  KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int /*page_tokens*/) { return 0; }
+  KVF_INLINE KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int /*page_tokens*/) { return 0; }
 
-  template <class Order>
-  KVF_INLINE KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens,
-                                const float* values) const {
+  template <class Tile, class Values>
+  KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
     for (int t = 0; t < tokens; ++t)
-      for (int d = 0; d < tile.shape.dims; ++d)
-        tile.template code<T>(slot + t, d) = static_cast<T>(values[std::int64_t{t} * tile.shape.dims + d]);
+      for (int d = 0; d < tile.dims; ++d) tile.template code<T>(slot + t, d) = static_cast<T>(values(t, d));
   }
 
-  template <class Order, class Byte>
-  KVF_INLINE KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
-    for (int d = 0; d < tile.shape.dims; ++d) values[d] = static_cast<float>(tile.template code<T>(slot, d));
+  template <class Tile>
+  KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
+    for (int d = 0; d < tile.dims; ++d) codes[d] = static_cast<float>(tile.template code<T>(slot, d));
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD void decode(Tile tile, int slot, float* values) const {
+    codes(tile, slot, values);
   }
 };
 static_assert(QuantPolicy<Identity<float>>);

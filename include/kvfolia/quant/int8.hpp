@@ -1,22 +1,27 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
-// Symmetric 8-bit codes with one scale a token and head.
+// Symmetric 8-bit codes with one scale a token, or one a group of its dims.
 
 #include <cstdint>
 
+#include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/fp16.hpp"
+#include "kvfolia/core/rounding.hpp"
 #include "kvfolia/core/tile.hpp"
 #include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
-/// scale = amax / 127 rounded to fp16, code = round(x * (1 / scale)) to nearest even in [-127, 127].
-/// |decode(encode(x)) - x| <= scale / 2 up to rounding, for amax up to 127 * 65504; larger values
-/// are clamped to that. A token with a non-finite value decodes to NaN in all dims.
-struct Int8 {
+/// scale = amax / 127 rounded to fp16, code = round(x * (1 / scale)) to nearest even in [-127, 127], for
+/// every `Group` neighbouring dims of a token; 0 is all of them. |decode(encode(x)) - x| <= scale / 2 up
+/// to rounding, for amax up to 127 * 65504; larger values are clamped to that. A group with a
+/// non-finite value decodes to NaN.
+template <int Group>
+struct Int8Groups {
+  static_assert(Group >= 0, "a group has at least one dim; 0 is all of them");
   using Exact = Identity<fp16>;
   using Code = std::int8_t;
   struct Param {
@@ -24,65 +29,55 @@ struct Int8 {
   };
   static constexpr int seal_tokens = 1;
   static constexpr int code_bits = 8;
-  static constexpr Axis key_axis = Axis::token;
-  static constexpr Axis value_axis = Axis::token;
+  static constexpr int group_dims = Group;
+  static constexpr Affine affine{.token_scale = true};
 
-  KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int page_tokens) {
-    return std::int64_t{page_tokens} * static_cast<std::int64_t>(sizeof(Param));
+  KVF_INLINE KVF_HD static constexpr std::int64_t param_bytes(int dims, int page_tokens) {
+    return std::int64_t{page_tokens} * group_count<Int8Groups>(dims) *
+           static_cast<std::int64_t>(sizeof(Param));
   }
 
-  /// The scale for values of magnitude up to amax; NaN for a non-finite amax. A scale so small that
-  /// fp16 would round it down by more than half a code is rounded up, so that no code is clamped.
-  KVF_INLINE KVF_HD static constexpr fp16 fit(float amax) {
-    constexpr std::uint16_t nan = 0x7e00;
-    constexpr std::uint16_t largest = 0x7bff;
-    if (!(amax <= 3.40282347e+38f)) return fp16::from_bits(nan);
-    const fp16 scale(amax * (1.0f / 127.0f));
-    if (scale.bits > largest) return fp16::from_bits(largest);
-    const bool clamps = static_cast<float>(scale) * 127.5f < amax;
-    return fp16::from_bits(static_cast<std::uint16_t>(scale.bits + (clamps ? 1 : 0)));
-  }
+  /// The scale for values of magnitude up to amax.
+  KVF_INLINE KVF_HD static constexpr fp16 fit(float amax) { return detail::fit_scale(amax, 127.0f, 0.5f); }
 
-  template <class Order>
-  KVF_INLINE KVF_HD void encode(const Tile<Order, std::byte>& tile, int slot, int tokens,
-                                const float* values) const {
-    const int dims = tile.shape.dims;
-    for (int t = 0; t < tokens; ++t) {
-      const float* x = values + std::int64_t{t} * dims;
-      float amax = 0.0f;
-      bool finite = true;
-      for (int d = 0; d < dims; ++d) {
-        const float magnitude = x[d] < 0.0f ? -x[d] : x[d];
-        finite = finite && magnitude <= 3.40282347e+38f;
-        amax = magnitude > amax ? magnitude : amax;
+  template <class Tile, class Values>
+  KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
+    for (int t = 0; t < tokens; ++t)
+      for (int group = 0; group < group_count<Int8Groups>(tile.dims); ++group) {
+        const int begin = group_begin<Int8Groups>(group), end = group_end<Int8Groups>(group, tile.dims);
+        // Bits of magnitudes order as magnitudes do, with NaN above all.
+        std::uint32_t amax = 0;
+        for (int d = begin; d < end; ++d) {
+          const auto bits = __builtin_bit_cast(std::uint32_t, values(t, d)) & 0x7fffffffu;
+          amax = bits > amax ? bits : amax;
+        }
+        const fp16 scale = fit(__builtin_bit_cast(float, amax));
+        tile.template param<Param>(slot + t, group).scale = scale;
+        const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
+        for (int d = begin; d < end; ++d)
+          tile.template code<Code>(slot + t, d) =
+              static_cast<Code>(detail::round_code(values(t, d) * inverse, -127.0f, 127.0f));
       }
-      const fp16 scale = fit(finite ? amax : __builtin_bit_cast(float, 0x7fc00000u));
-      tile.template param<Param>(slot + t).scale = scale;
-      // The only division: a compiler that may use reciprocals finds none to replace.
-      const float inverse = 1.0f / static_cast<float>(scale);
-      for (int d = 0; d < dims; ++d)
-        tile.template code<Code>(slot + t, d) = amax > 0.0f && finite ? round_code(x[d] * inverse) : Code{0};
-    }
   }
 
-  template <class Order, class Byte>
-  KVF_INLINE KVF_HD void decode(const Tile<Order, Byte>& tile, int slot, float* values) const {
-    const float scale = static_cast<float>(tile.template param<Param>(slot).scale);
-    for (int d = 0; d < tile.shape.dims; ++d)
-      values[d] = static_cast<float>(tile.template code<Code>(slot, d)) * scale;
+  template <class Tile>
+  KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
+    for (int d = 0; d < tile.dims; ++d) codes[d] = static_cast<float>(tile.template code<Code>(slot, d));
   }
-
- private:
-  /// To nearest, ties to even, in integers: no compiler flag reassociates those.
-  KVF_INLINE KVF_HD static constexpr Code round_code(float x) {
-    const float clamped = x < -127.0f ? -127.0f : x > 127.0f ? 127.0f : x;
-    const auto whole = static_cast<std::int32_t>(clamped);
-    const float rest = clamped - static_cast<float>(whole);
-    const float half = (whole & 1) != 0 ? 0.49999997f : 0.5f;  // an odd number gives a tie away
-    return static_cast<Code>(whole + (rest > half ? 1 : 0) - (rest < -half ? 1 : 0));
+  template <class Tile>
+  KVF_INLINE KVF_HD float token_scale(Tile tile, int slot, int group) const {
+    return static_cast<float>(tile.template param<Param>(slot, group).scale);
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD void decode(Tile tile, int slot, float* values) const {
+    decode_affine(*this, tile, slot, values);
   }
 };
-static_assert(QuantPolicy<Int8>);
+
+/// One scale a token and head.
+using Int8 = Int8Groups<0>;
+
+static_assert(QuantPolicy<Int8> && QuantPolicy<Int8Groups<32>>);
 static_assert(Int8::fit(0.0f).bits == 0 && Int8::fit(1e-30f).bits == 1);
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -40,12 +40,14 @@ std::vector<Token> read_tokens(const PagedView<Layout, Quant>& view, const RowTa
     for (int slot = 0; slot < table.used(i); ++slot) {
       Token token{table.position(i, slot), std::vector<float>(Layout::key_dim), {}};
       visit_format(view, entry, [&](const auto& quant) {
-        quant.decode(view.key_tile(entry, kv_head), slot, token.key.data());
+        key_side(quant).decode(view.key_tile(entry, kv_head), slot, token.key.data());
+        from_stored(key_side(quant), token.key.data(), Layout::key_dim);
         if constexpr (Layout::shares_key_value) {
           token.value.assign(token.key.begin(), token.key.begin() + Layout::value_dim);
         } else {
           token.value.resize(Layout::value_dim);
-          quant.decode(view.value_tile(entry, kv_head), slot, token.value.data());
+          value_side(quant).decode(view.value_tile(entry, kv_head), slot, token.value.data());
+          from_stored(value_side(quant), token.value.data(), Layout::value_dim);
         }
       });
       tokens.push_back(std::move(token));

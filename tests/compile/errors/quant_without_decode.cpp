@@ -8,14 +8,16 @@ struct Codes {
   using Exact = kvfolia::Identity<float>;
   static constexpr int seal_tokens = 1;
   static constexpr int code_bits = 8;
-  static constexpr auto key_axis = kvfolia::Axis::token;
-  static constexpr auto value_axis = kvfolia::Axis::token;
+  static constexpr int group_dims = 0;
+  static constexpr kvfolia::Affine affine{};
   static constexpr std::int64_t param_bytes(int, int) { return 0; }
+  template <class Tile, class Values>
+  void encode(Tile, int, int, Values) const {}
   template <class Tile>
-  void encode(const Tile&, int, int, const float*) const {}
+  void codes(Tile, int, float*) const {}
 #ifdef MENDED
   template <class Tile>
-  void decode(const Tile&, int, float*) const {}
+  void decode(Tile, int, float*) const {}
 #endif
 };
 

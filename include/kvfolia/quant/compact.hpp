@@ -1,0 +1,170 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// 4-bit codes per channel with parameters of 8 bits: the most accuracy for a byte, see bench/results/.
+
+#include <cstdint>
+
+#include "kvfolia/core/affine.hpp"
+#include "kvfolia/core/concepts.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/fp16.hpp"
+#include "kvfolia/core/rounding.hpp"
+#include "kvfolia/core/tile.hpp"
+#include "kvfolia/quant/identity.hpp"
+#include "kvfolia/quant/int4.hpp"
+#include "kvfolia/quant/nibbles.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+/// Every channel has a scale and a min over a block of `Tokens` tokens, as Int4Channels has, but in 8 bits
+/// each: min = i8 * (block's fp16) / 127, scale = u8 * (block's fp16) / 255. Both are rounded so that the
+/// whole range is inside: |decode(encode(x)) - x| <= scale / 2 up to rounding. For keys and values, best
+/// rotated, which makes the channels alike: Rotated<Compact4Channels<32>> takes 4.52 bits at head dim 64. A
+/// channel with a non-finite value decodes to NaN; values beyond fp16's range are clamped to it.
+template <int Tokens>
+struct Compact4Channels {
+  static_assert(Tokens > 0);
+  using Exact = Identity<fp16>;
+  struct Param {
+    std::uint8_t scale;
+    std::int8_t min;  ///< -128: not a number
+  };
+  static constexpr int seal_tokens = Tokens;
+  static constexpr int code_bits = 4;
+  static constexpr int group_dims = 0;
+  static constexpr Affine affine{.channel_scale = true, .channel_offset = true};
+
+  /// A block's two references, then its channels.
+  KVF_INLINE KVF_HD static constexpr std::int64_t param_bytes(int dims, int page_tokens) {
+    return page_tokens / Tokens * block_bytes(dims);
+  }
+
+  template <class Tile, class Values>
+  KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
+    for (int first = 0; first < tokens; first += Tokens) {
+      const Block block = fit(tile, values, first);
+      references(tile, slot + first)[0] = block.scale;
+      references(tile, slot + first)[1] = block.min;
+      each_range(tile, values, first, [&](int begin, int count, const detail::Range* ranges) {
+        float min[width], inverse[width];
+        for (int i = 0; i < count; ++i) {
+          const Param fitted = block.round(ranges[i]);
+          param(tile, slot + first, begin + i) = fitted;
+          min[i] = block.min_of(fitted);
+          inverse[i] = fitted.min == not_a_number ? 0.0f : detail::inverse(block.scale_of(fitted));
+        }
+        for (int t = first; t < first + Tokens; ++t)
+          detail::write_nibbles(tile, slot + t, begin, begin + count, [&](int d) {
+            return detail::asymmetric_code(values(t, d), min[d - begin], inverse[d - begin]);
+          });
+      });
+    }
+  }
+
+  template <class Tile>
+  KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
+    detail::read_nibbles(tile, slot, codes,
+                         [](std::uint32_t code) { return static_cast<float>(static_cast<int>(code)); });
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD float channel_scale(Tile tile, int slot, int dim) const {
+    return block_of(tile, slot).scale_of(param(tile, slot, dim));
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD float channel_offset(Tile tile, int slot, int dim) const {
+    return block_of(tile, slot).min_of(param(tile, slot, dim));
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD void decode(Tile tile, int slot, float* values) const {
+    decode_affine(*this, tile, slot, values);
+  }
+
+ private:
+  static constexpr int width = 16;  ///< channels side by side, so that rows are read along their length
+  static constexpr std::int8_t not_a_number = -128;
+
+  /// What the channels' parameters are relative to.
+  struct Block {
+    fp16 scale{};
+    fp16 min{};
+
+    KVF_INLINE KVF_HD float scale_of(Param p) const {
+      if (p.min == not_a_number) return detail::quiet_nan;
+      return static_cast<float>(p.scale) * (static_cast<float>(scale) * (1.0f / 255.0f));
+    }
+    KVF_INLINE KVF_HD float min_of(Param p) const {
+      if (p.min == not_a_number) return detail::quiet_nan;
+      return static_cast<float>(p.min) * (static_cast<float>(min) * (1.0f / 127.0f));
+    }
+    /// min downwards, then scale upwards.
+    KVF_INLINE KVF_HD Param round(const detail::Range& range) const {
+      if (!range.is_finite()) return {0, not_a_number};
+      Param p{1, 0};
+      p.min = static_cast<std::int8_t>(detail::round_towards(
+          range.smallest() * (detail::inverse(static_cast<float>(min)) * 127.0f), -127, 127, -1));
+      const float needed = (range.largest() - min_of(p)) * (1.0f / 15.0f);
+      p.scale = static_cast<std::uint8_t>(
+          detail::round_towards(needed * (detail::inverse(static_cast<float>(scale)) * 255.0f), 1, 255, 1));
+      return p;
+    }
+  };
+
+  /// References that reach the largest magnitude of a min, and the largest scale.
+  template <class Tile, class Values>
+  KVF_INLINE KVF_HD static Block fit(Tile tile, Values values, int first) {
+    Block block;
+    float min = 0.0f, scale = 0.0f;
+    each_range(tile, values, first, [&](int, int count, const detail::Range* ranges) {
+      for (int i = 0; i < count; ++i)
+        if (ranges[i].is_finite() && detail::magnitude(ranges[i].smallest()) > min)
+          min = detail::magnitude(ranges[i].smallest());
+    });
+    block.min = detail::round_up(min);
+    each_range(tile, values, first, [&](int, int count, const detail::Range* ranges) {
+      for (int i = 0; i < count; ++i) {
+        if (!ranges[i].is_finite()) continue;
+        const float needed = (ranges[i].largest() - block.min_of(block.round(ranges[i]))) * (1.0f / 15.0f);
+        if (needed > scale) scale = needed;
+      }
+    });
+    block.scale = detail::round_up(scale);
+    return block;
+  }
+
+  /// Calls f(first channel, channels, their ranges) for all channels, some at a time.
+  template <class Tile, class Values, class F>
+  KVF_INLINE KVF_HD static void each_range(Tile tile, Values values, int first, F&& f) {
+    for (int begin = 0; begin < tile.dims; begin += width) {
+      const int count = tile.dims - begin < width ? tile.dims - begin : width;
+      detail::Range ranges[width];
+      for (int t = 0; t < Tokens; ++t)
+        for (int i = 0; i < count; ++i) ranges[i].add(values(first + t, begin + i));
+      f(begin, count, ranges);
+    }
+  }
+
+  KVF_INLINE KVF_HD static constexpr std::int64_t block_bytes(int dims) {
+    return (2 * static_cast<std::int64_t>(sizeof(fp16)) + dims * static_cast<std::int64_t>(sizeof(Param)) +
+            3) /
+           4 * 4;
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD static auto* references(Tile tile, int slot) {
+    return &tile.template tile_param<fp16>(slot / Tokens * block_bytes(tile.dims) / 2);
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD static Block block_of(Tile tile, int slot) {
+    Block block;
+    block.scale = references(tile, slot)[0];
+    block.min = references(tile, slot)[1];
+    return block;
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD static auto& param(Tile tile, int slot, int dim) {
+    return tile.template tile_param<Param>(slot / Tokens * block_bytes(tile.dims) / 2 + 2 + dim);
+  }
+};
+static_assert(QuantPolicy<Compact4Channels<32>>);
+
+}  // namespace kvfolia::inline KVF_ABI

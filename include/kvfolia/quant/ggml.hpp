@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// The block orders of ggml's q8_0 and q4_0, scale and codes side by side: for interchange with caches
+// and files that have them.
+
+#include <cstdint>
+
+#include "kvfolia/core/affine.hpp"
+#include "kvfolia/core/concepts.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/fp16.hpp"
+#include "kvfolia/core/rounding.hpp"
+#include "kvfolia/core/tile.hpp"
+#include "kvfolia/quant/identity.hpp"
+
+namespace kvfolia::inline KVF_ABI {
+
+namespace detail {
+
+/// Blocks of 32 dims, each an fp16 scale and `CodeBytes` of codes; a token's blocks lie behind one
+/// another. `Format` has fit(amax, extreme), code(x) and put and get for one block's codes.
+template <class Format, int CodeBytes>
+struct GgmlBlocks {
+  using Exact = Identity<fp16>;
+  static constexpr int block_bytes = 2 + CodeBytes;
+  static constexpr int seal_tokens = 1;
+  static constexpr int code_bits = 8;  ///< the unit of strides
+  static constexpr int group_dims = 32;
+  static constexpr Affine affine{.token_scale = true};
+
+  KVF_INLINE KVF_HD static constexpr bool fits(int dims) { return dims % group_dims == 0; }
+  KVF_INLINE KVF_HD static constexpr int code_bytes(int dims) { return dims / group_dims * block_bytes; }
+  KVF_INLINE KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int /*page_tokens*/) { return 0; }
+
+  template <class Tile, class Values>
+  KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
+    for (int t = 0; t < tokens; ++t)
+      for (int group = 0; group < tile.dims / group_dims; ++group) {
+        // Of several values of the largest magnitude, the first one counts.
+        std::uint32_t amax = 0;
+        float extreme = 0.0f;
+        for (int i = 0; i < group_dims; ++i) {
+          const float x = values(t, group * group_dims + i);
+          const auto bits = __builtin_bit_cast(std::uint32_t, x) & 0x7fffffffu;
+          extreme = bits > amax ? x : extreme;
+          amax = bits > amax ? bits : amax;
+        }
+        const float scale = amax < 0x7f800000u ? extreme * (1.0f / Format::divisor) : quiet_nan;
+        auto* block = bytes(tile, slot + t, group);
+        const fp16 stored = finite_fp16(Format::is_signed ? scale : magnitude(scale));
+        block[0] = static_cast<std::uint8_t>(stored.bits);
+        block[1] = static_cast<std::uint8_t>(stored.bits >> 8);
+        const float factor =
+            amax < 0x7f800000u ? inverse(Format::is_signed ? scale : magnitude(scale)) : 0.0f;
+        Format::put(block + 2, [&](int i) { return values(t, group * group_dims + i) * factor; });
+      }
+  }
+
+  template <class Tile>
+  KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
+    for (int group = 0; group < tile.dims / group_dims; ++group)
+      Format::get(bytes(tile, slot, group) + 2, codes + group * group_dims);
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD float token_scale(Tile tile, int slot, int group) const {
+    const auto* block = bytes(tile, slot, group);
+    return static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(block[0] | (block[1] << 8))));
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD void decode(Tile tile, int slot, float* values) const {
+    decode_affine(*this, tile, slot, values);
+  }
+
+ private:
+  KVF_INLINE KVF_HD static fp16 finite_fp16(float x) {
+    return fp16(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD static auto* bytes(Tile tile, int slot, int group) {
+    static_assert(detail::always_strided<Tile>, "ggml's blocks need an order that can be strided: SlotMajor");
+    return &tile.template code<std::uint8_t>(slot, 0) + group * block_bytes;
+  }
+};
+
+struct Q8_0Codes {
+  static constexpr float divisor = 127.0f;
+  static constexpr bool is_signed = false;
+
+  template <class Values>
+  KVF_INLINE KVF_HD static void put(std::uint8_t* to, const Values& scaled) {
+    for (int i = 0; i < 32; ++i) {
+      // Half away from zero, as ggml does.
+      const float x = scaled(i);
+      const float clamped = x > -127.0f ? (x < 127.0f ? x : 127.0f) : -127.0f;
+      const auto whole = static_cast<std::int32_t>(clamped);
+      const float rest = clamped - static_cast<float>(whole);
+      to[i] = static_cast<std::uint8_t>(whole + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0));
+    }
+  }
+  KVF_INLINE KVF_HD static void get(const std::uint8_t* from, float* codes) {
+    for (int i = 0; i < 32; ++i) codes[i] = static_cast<float>(static_cast<std::int8_t>(from[i]));
+  }
+};
+
+struct Q4_0Codes {
+  static constexpr float divisor = -8.0f;
+  static constexpr bool is_signed = true;
+
+  template <class Values>
+  KVF_INLINE KVF_HD static void put(std::uint8_t* to, const Values& scaled) {
+    // Code 8 is 0; half upwards, as ggml does.
+    const auto code = [&](int i) {
+      const float x = scaled(i);
+      const float clamped = x > -8.0f ? (x < 7.0f ? x : 7.0f) : -8.0f;
+      const auto below = static_cast<std::int32_t>(clamped + 8.0f);
+      const float rest = clamped - static_cast<float>(below - 8);
+      return static_cast<std::uint32_t>(below + (rest >= 0.5f ? 1 : 0));
+    };
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<std::uint8_t>(code(i) | (code(i + 16) << 4));
+  }
+  KVF_INLINE KVF_HD static void get(const std::uint8_t* from, float* codes) {
+    for (int i = 0; i < 16; ++i) {
+      codes[i] = static_cast<float>((from[i] & 15) - 8);
+      codes[i + 16] = static_cast<float>((from[i] >> 4) - 8);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// 32 signed codes behind an fp16 scale, amax / 127: 34 bytes a block. Head dims are multiples of 32.
+struct Q8_0 : detail::GgmlBlocks<detail::Q8_0Codes, 32> {};
+/// 32 codes from -8 to 7 behind an fp16 scale that makes the value of the largest magnitude -8: 18 bytes a
+/// block. Dimensions j and j + 16 share a byte. Head dims are multiples of 32.
+struct Q4_0 : detail::GgmlBlocks<detail::Q4_0Codes, 16> {};
+static_assert(QuantPolicy<Q8_0> && QuantPolicy<Q4_0>);
+
+}  // namespace kvfolia::inline KVF_ABI
