@@ -15,6 +15,9 @@ preset=release
 run_demo() { # $1: the model
   show "$build_dir/examples/generate" --model "${1#"$root"/}" --tokens 64 \
     --chat "What is a cache? Answer in two sentences."
+  # What some ways to store keys and values cost the model, on prose.
+  show "$build_dir/examples/evaluate" --model "${1#"$root"/}" --tokens 512 --context 512 \
+    --policies int8,int8+centered+sink:1,compact4+rotated/compact4+rotated+sink:1,nvfp4
   # Four continuations of one prompt: its full pages are stored once.
   show "$build_dir/examples/generate" --model "${1#"$root"/}" --tokens 24 --forks 4 --page-tokens 16 \
     --prompt "The lighthouse keeper had written in his book every evening for thirty years: the wind, the \
@@ -27,12 +30,12 @@ run_test() {
 }
 
 packages="g++ cmake ninja-build pkg-config python3 python3-pip git ca-certificates
-libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev"
+libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev debian-handbook"
 packages_test="clang clang-format"
 
 needs="  a C++20 compiler (GCC 12 or later), CMake 3.25 or later, Ninja, pkg-config, Python 3 with pip, git;
   the development files of Eigen 3, PCRE2, nlohmann-json, CLI11, Catch2 and
-  Google Benchmark; for 'test' also clang and clang-format."
+  Google Benchmark; for 'test' also clang and clang-format; for 'demo' prose: Debian's debian-handbook."
 
 # ---- plumbing ---------------------------------------------------------------
 
@@ -40,7 +43,7 @@ usage() {
   cat <<'USAGE'
 usage: sh cmake/bootstrap.sh COMMAND
 
-  demo    install what is missing, fetch the model, build, run the example
+  demo    install what is missing, fetch the model, build, run the examples
   test    the same, then run the tests (all but the slow ones)
   deps    only install what is missing for both
   model   only fetch the model and print its path
@@ -313,6 +316,6 @@ mkdir -p -- "$logs" || fail "cannot write to $root/build"
 case $1 in
   deps) ensure_packages test ;;
   model) fetch_model; printf '%s\n' "$model" ;;
-  demo) ensure_packages demo; fetch_model; build generate; run_demo "$model" ;;
+  demo) ensure_packages demo; fetch_model; build generate evaluate; run_demo "$model" ;;
   test) ensure_packages test; fetch_model; build; run_test ;;
 esac

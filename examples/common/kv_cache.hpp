@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/policy.hpp"
 #include "kvfolia/core/ids.hpp"
@@ -45,6 +46,9 @@ class KvCache {
   virtual void end() = 0;
 
   virtual Report report() const = 0;
+  /// Bits that a key or value element costs over the full coded pages, parameters included; what the
+  /// quantizer takes where there is none yet.
+  virtual double bits_per_value() const = 0;
 };
 
 struct KvShape {
@@ -56,6 +60,12 @@ struct KvShape {
 
 enum class ElementOrderName { slot, dim };
 
+/// The largest magnitudes in other text than the one to come; 0: not known.
+struct Calibration {
+  float key_amax = 0.0f;
+  float value_amax = 0.0f;
+};
+
 struct KvOptions {
   Policy policy;
   std::int32_t page_tokens = 32;
@@ -63,10 +73,14 @@ struct KvOptions {
   std::int32_t max_sequences = 1;
   std::int32_t max_tokens = 0;  ///< of one sequence
   std::int32_t threads = 1;
+  Calibration calibration{};
 };
 
-/// Throws std::invalid_argument when the options make no cache, std::runtime_error when no kernel was
-/// instantiated for the shape.
+/// The policies that there are kernels for, without options.
+std::vector<std::string> instantiated_parts();
+
+/// Throws std::invalid_argument when the options make no cache or name a policy without kernels,
+/// std::runtime_error when no kernel was instantiated for the shape.
 std::unique_ptr<KvCache> make_kv_cache(const KvShape& shape, const KvOptions& options);
 
 }  // namespace kvfolia_examples

@@ -145,11 +145,10 @@ void Llama::rotate(Activations& x, const Rotation& rotation) const {
   }
 }
 
-Activations Llama::forward(std::span<const Row> rows, KvCache& cache) const {
+Activations Llama::hidden(std::span<const Row> rows, KvCache& cache) const {
   std::vector<KvCache::Row> kv_rows;
   std::vector<std::int32_t> positions;
   std::vector<TokenId> tokens;
-  std::vector<Eigen::Index> last;
   for (const Row& row : rows) {
     kv_rows.push_back({row.sequence, static_cast<std::int32_t>(row.tokens.size())});
     std::int32_t position = cache.length(row.sequence);
@@ -157,7 +156,6 @@ Activations Llama::forward(std::span<const Row> rows, KvCache& cache) const {
       positions.push_back(position++);
       tokens.push_back(token);
     }
-    last.push_back(static_cast<Eigen::Index>(tokens.size()) - 1);
   }
   const auto count = static_cast<Eigen::Index>(tokens.size());
 
@@ -187,9 +185,22 @@ Activations Llama::forward(std::span<const Row> rows, KvCache& cache) const {
   }
   cache.end();
 
-  Activations final(static_cast<Eigen::Index>(last.size()), x.cols());
-  for (std::size_t i = 0; i < last.size(); ++i) final.row(static_cast<Eigen::Index>(i)) = x.row(last[i]);
-  return product(normalized(final, *output_norm_), *output_);
+  return x;
+}
+
+Activations Llama::forward(std::span<const Row> rows, KvCache& cache) const {
+  const Activations x = hidden(rows, cache);
+  Activations last(static_cast<Eigen::Index>(rows.size()), x.cols());
+  Eigen::Index tokens = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    tokens += static_cast<Eigen::Index>(rows[i].tokens.size());
+    last.row(static_cast<Eigen::Index>(i)) = x.row(tokens - 1);
+  }
+  return product(normalized(last, *output_norm_), *output_);
+}
+
+Activations Llama::forward_all(std::span<const Row> rows, KvCache& cache) const {
+  return product(normalized(hidden(rows, cache), *output_norm_), *output_);
 }
 
 }  // namespace kvfolia_examples

@@ -35,6 +35,8 @@ class Llama {
   /// Runs the rows' new tokens through the model and the cache; gives the logits behind each row's
   /// last token, [row][vocabulary]. Rows must not be empty.
   Activations forward(std::span<const Row> rows, KvCache& cache) const;
+  /// The same, with the logits behind every token, [token][vocabulary].
+  Activations forward_all(std::span<const Row> rows, KvCache& cache) const;
 
  private:
   struct Layer {
@@ -55,6 +57,8 @@ class Llama {
     Activations sines;
   };
 
+  /// The last layer's output for every token.
+  Activations hidden(std::span<const Row> rows, KvCache& cache) const;
   Activations normalized(const Activations& x, const GgufTensor& weight) const;
   Activations product(const Activations& x, const GgufTensor& weight) const;
   Rotation rotation(const std::vector<std::int32_t>& positions) const;

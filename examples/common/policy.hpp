@@ -3,32 +3,75 @@
 #pragma once
 // Names of cache policies, as users write them on a command line.
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 namespace kvfolia_examples {
 
-/// How keys and values are stored. The grammar is `base {"+" option}`, with the options `window:W[,S]`
-/// (S sink tokens, the last W others) and `sink:PAGES` (so many first pages stay exact).
+/// How keys and values are stored: `part ["/" part] {"+" option}`, keys before the slash. A part is
+/// `base {"+" adaptor}` with the adaptors `centered` (keys only) and `rotated`. Without a slash the base
+/// serves both and the adaptors belong to the keys.
 struct Policy {
-  enum class Base { fp32, fp16, bf16, int8 };
+  /// One side's base and adaptors.
+  struct Part {
+    std::string base;
+    bool centered = false;
+    bool rotated = false;
+
+    std::string name() const { return base + (centered ? "+centered" : "") + (rotated ? "+rotated" : ""); }
+    friend bool operator==(const Part&, const Part&) = default;
+  };
 
   std::string name;
-  Base base = Base::fp16;
+  Part keys;
+  Part values;
   std::optional<std::int32_t> window;
   std::int32_t sink_tokens = 4;
   std::int32_t exact_sink_pages = 0;
+  std::optional<double> mixed;  ///< percent of the pages that keep these codes
+
+  /// Without options, adaptors in the order centered, rotated: equal for policies that store alike.
+  std::string parts() const {
+    const bool one = !values.centered && !values.rotated && keys.base == values.base;
+    return one ? keys.name() : keys.name() + "/" + values.name();
+  }
 };
 
 inline constexpr const char* policy_help =
-    "fp32, fp16, bf16 or int8, each with any of +window:W[,S] (the last W tokens and the first S, 4 if "
-    "not given) and +sink:PAGES (so many first pages stay exact)";
+    "keys or keys/values, for instance int8+centered/int4-g32+rotated (evaluate --help lists them all), with "
+    "any of "
+    "+window:W[,S] (the last W tokens and the first S, 4 if not given), +sink:PAGES (so many first pages "
+    "stay "
+    "exact) and +mixed:PERCENT (that share of the pages, the most important ones, keep their codes, the "
+    "others "
+    "get kivi4's)";
+
+/// Whether its scales come from the magnitudes of other text.
+inline bool policy_needs_calibration(const Policy& policy) {
+  const auto needs = [](const Policy::Part& part) {
+    return part.base == "nvfp4" || part.base == "fp8-tensor";
+  };
+  return needs(policy.keys) || needs(policy.values);
+}
 
 namespace detail {
+
+inline constexpr std::string_view policy_bases[] = {
+    "fp32",       "fp16",      "bf16",     "int8",         "int8-g32",     "int4-g32", "int4-g64",
+    "kivi4",      "kivi4-g64", "compact4", "compact4-g16", "compact4-g64", "fp8",      "fp8-e5m2",
+    "fp8-tensor", "nvfp4",     "mxfp4",    "q8_0",         "q4_0"};
+
+inline bool is_policy_base(std::string_view name) {
+  return std::find(std::begin(policy_bases), std::end(policy_bases), name) != std::end(policy_bases);
+}
 
 /// Throws std::invalid_argument, naming the policy, unless all of `text` is a number of at least `least`.
 inline std::int32_t policy_number(std::string_view text, std::int32_t least, std::string_view policy) {
@@ -40,43 +83,62 @@ inline std::int32_t policy_number(std::string_view text, std::int32_t least, std
   return number;
 }
 
+/// A percentage, with decimals.
+inline double policy_percent(std::string_view text, std::string_view policy) {
+  double number = 0.0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  if (error != std::errc() || end != text.data() + text.size() || !(number >= 0.0 && number <= 100.0))
+    throw std::invalid_argument("policy '" + std::string(policy) + "': '" + std::string(text) +
+                                "' is not a percentage");
+  return number;
+}
+
 }  // namespace detail
 
-/// Throws std::invalid_argument, which says what is wrong and what there is.
+/// Throws std::invalid_argument, which says what is wrong. Whether there are kernels for the parts is
+/// make_kv_cache's to say.
 inline Policy parse_policy(std::string_view name) {
   Policy policy;
   policy.name = name;
   const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument("policy '" + std::string(name) + "': " + why + "; there are " + policy_help);
+    throw std::invalid_argument("policy '" + std::string(name) + "': " + why + "; a policy is " +
+                                policy_help);
   };
   std::string_view rest = name;
-  const auto next = [&rest](char separator) {
-    const std::size_t at = rest.find(separator);
-    const std::string_view part = rest.substr(0, at);
+  const auto next = [&rest] {  // a word and the separator behind it
+    const std::size_t at = rest.find_first_of("+/");
+    const std::pair word(rest.substr(0, at), at == std::string_view::npos ? '\0' : rest[at]);
     rest = at == std::string_view::npos ? std::string_view() : rest.substr(at + 1);
-    return part;
+    return word;
   };
 
-  const bool ends_in_plus = name.ends_with('+');
-  const std::string_view base = next('+');
-  if (base == "fp32")
-    policy.base = Policy::Base::fp32;
-  else if (base == "fp16")
-    policy.base = Policy::Base::fp16;
-  else if (base == "bf16")
-    policy.base = Policy::Base::bf16;
-  else if (base == "int8")
-    policy.base = Policy::Base::int8;
-  else
-    refuse("no base '" + std::string(base) + "' here");
-
-  bool has_sink = false;
-  while (!rest.empty()) {
-    std::string_view option = next('+');
-    const std::string_view key = option.substr(0, option.find(':'));
+  auto [base, separator] = next();
+  policy.keys.base = base;
+  Policy::Part* part = &policy.keys;
+  bool has_options = false, has_sink = false;
+  if (!detail::is_policy_base(base)) refuse("no base '" + std::string(base) + "' here");
+  while (separator != '\0') {
+    const bool slash = separator == '/';
+    std::string_view word;
+    std::tie(word, separator) = next();
+    if (word.empty()) refuse("something is missing behind the last '+' or '/'");
+    if (slash) {
+      if (part == &policy.values || has_options) refuse("there is one '/' at most, before all options");
+      if (!detail::is_policy_base(word)) refuse("no base '" + std::string(word) + "' here");
+      part = &policy.values;
+      part->base = word;
+      continue;
+    }
+    const std::string_view key = word.substr(0, word.find(':'));
     const std::string_view value =
-        key.size() == option.size() ? std::string_view() : option.substr(key.size() + 1);
-    if (key == "window" && !policy.window) {
+        key.size() == word.size() ? std::string_view() : word.substr(key.size() + 1);
+    has_options = has_options || key != word;
+    if (word == "centered" && part == &policy.keys && !part->centered && !has_options) {
+      part->centered = true;
+    } else if (word == "rotated" && !part->rotated && !has_options) {
+      part->rotated = true;
+    } else if (key == "window" && !policy.window) {
       const std::size_t comma = value.find(',');
       policy.window = detail::policy_number(value.substr(0, comma), 1, name);
       if (comma != std::string_view::npos)
@@ -84,11 +146,13 @@ inline Policy parse_policy(std::string_view name) {
     } else if (key == "sink" && !has_sink) {
       policy.exact_sink_pages = detail::policy_number(value, 1, name);
       has_sink = true;
+    } else if (key == "mixed" && !policy.mixed) {
+      policy.mixed = detail::policy_percent(value, name);
     } else {
-      refuse("no option '" + std::string(option) + "' here, or given twice");
+      refuse("no adaptor or option '" + std::string(word) + "' here, or given twice");
     }
   }
-  if (ends_in_plus) refuse("an option is missing behind the last '+'");
+  if (part == &policy.keys) policy.values.base = policy.keys.base;
   return policy;
 }
 
