@@ -126,6 +126,7 @@ std::vector<Measurement> parse_policies(const std::string& list) {
   measurements.push_back({parse_policy("fp32")});
   for (const std::string& name : split_policies(list)) {
     Policy policy = parse_policy(name);
+    require_kernels(policy);
     const auto is_same = [&](const Measurement& m) { return m.policy.name == policy.name; };
     if (std::none_of(measurements.begin(), measurements.end(), is_same))
       measurements.push_back({std::move(policy)});

@@ -181,6 +181,7 @@ void print_figures(const Options& options, std::size_t prompt_tokens, const Figu
 
 void generate(const Options& options) {
   const Policy policy = parse_policy(options.policy);
+  require_kernels(policy);
   const std::string prompt = options.prompt_file.empty() ? options.prompt : read_file(options.prompt_file);
   const int threads = options.threads > 0
                           ? options.threads

@@ -112,15 +112,15 @@ inline std::string csv_of(const nlohmann::json& figures) {
   return csv;
 }
 
-/// Divergence against bits per value. `model` is a path.
+/// Divergence against bytes. `model` is a path.
 inline std::string svg_of(const nlohmann::json& figures, const std::string& model) {
-  Plot plot{.title = "What cache policies cost: divergence against bits per value",
+  Plot plot{.title = "What cache policies cost: divergence against bytes",
             .subtitle = std::filesystem::path(model).filename().string() + ", " + heading_of(figures),
-            .x_label = "bits per value, mean of keys and values, parameters included",
+            .x_label = "bytes of cache a token, all that is held",
             .y_label = "mean KL(fp32 || policy), nats",
             .points = {}};
   for (const auto& policy : figures["policies"])
-    plot.points.push_back({policy["name"], policy["bits_per_value"], policy["kl_mean"]});
+    plot.points.push_back({policy["name"], policy["bytes_per_token"], policy["kl_mean"]});
   return plot_svg(plot);
 }
 

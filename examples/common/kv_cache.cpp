@@ -3,6 +3,7 @@
 
 #include "common/kv_cache.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "common/paged_kv_cache.hpp"
@@ -12,6 +13,12 @@ namespace {
 
 std::vector<Family> families() { return {exact_family(), int8_family(), int4_family(), float_family()}; }
 
+[[noreturn]] void refuse(const Policy& policy) {
+  std::string all;
+  for (const std::string& parts : instantiated_parts()) all += (all.empty() ? "" : ", ") + parts;
+  throw std::invalid_argument("policy '" + policy.name + "' has no kernels here; there are " + all);
+}
+
 }  // namespace
 
 std::vector<std::string> instantiated_parts() {
@@ -20,12 +27,15 @@ std::vector<std::string> instantiated_parts() {
   return all;
 }
 
+void require_kernels(const Policy& policy) {
+  const std::vector<std::string> all = instantiated_parts();
+  if (std::find(all.begin(), all.end(), policy.parts()) == all.end()) refuse(policy);
+}
+
 std::unique_ptr<KvCache> make_kv_cache(const KvShape& shape, const KvOptions& options) {
   for (const Family& family : families())
     if (auto cache = family.make(shape, options)) return cache;
-  std::string all;
-  for (const std::string& parts : instantiated_parts()) all += (all.empty() ? "" : ", ") + parts;
-  throw std::invalid_argument("policy '" + options.policy.name + "' has no kernels here; there are " + all);
+  refuse(options.policy);
 }
 
 }  // namespace kvfolia_examples

@@ -79,6 +79,9 @@ struct KvOptions {
 /// The policies that there are kernels for, without options.
 std::vector<std::string> instantiated_parts();
 
+/// Throws std::invalid_argument, with the list, for a policy that there are none for.
+void require_kernels(const Policy& policy);
+
 /// Throws std::invalid_argument when the options make no cache or name a policy without kernels,
 /// std::runtime_error when no kernel was instantiated for the shape.
 std::unique_ptr<KvCache> make_kv_cache(const KvShape& shape, const KvOptions& options);

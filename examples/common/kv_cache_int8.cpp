@@ -14,7 +14,7 @@ constexpr std::tuple quantizers{
     Named<KeyValue<Rotated<Centered<Int8>>, Int8>>{"int8+centered+rotated"},
     Named<KeyValue<Int8, Int4<32>>>{"int8/int4-g32"},
     Named<KeyValue<Centered<Int8>, Rotated<Int4<32>>>>{"int8+centered/int4-g32+rotated"},
-    Named<Mixed<Int8, KeyValue<Int4Channels<32>, Int4<32>>>>{"int8+mixed"},
+    Named<Mixed<Int8, KeyValue<Int4Channels<32>, Int4<32>>>>{"int8+mixed:PERCENT"},
     Named<Q8_0>{"q8_0"}};
 
 }  // namespace

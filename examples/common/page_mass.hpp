@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <unordered_map>
 #include <vector>
 
@@ -14,15 +15,17 @@
 
 namespace kvfolia_examples {
 
-/// Adds up, over layers and heads, the share of attention that a sequence's newest queries give each of
-/// its pages. A page's share is exp(lse of the page alone - lse of all pages): so it takes nothing but
-/// attend() over tables of one page.
+/// The mean share of attention, over layers, heads and the steps that it was there, that a sequence's newest
+/// query gives each of its pages. A page's share is exp(lse of the page alone - lse of all pages): so it
+/// takes nothing but attend() over tables of one page.
 class PageMass {
  public:
   double of(kvfolia::TableEntry page) const {
     const auto found = mass_.find(page.raw);
-    return found == mass_.end() ? 0.0 : found->second;
+    return found == mass_.end() ? 0.0 : found->second.sum / static_cast<double>(found->second.looks);
   }
+  /// The page will hold other tokens.
+  void forget(kvfolia::TableEntry page) { mass_.erase(page.raw); }
 
   /// Looks at one layer with the last query of each row; `queries` are those of the batch,
   /// [token][head][dim].
@@ -53,20 +56,24 @@ class PageMass {
       out_.resize(static_cast<std::size_t>(pages) * query_heads * dim);
       lse_.resize(static_cast<std::size_t>(pages) * query_heads);
       const auto plan = cpu::plan_attend(view, single, {query_heads, exec.concurrency()});
+      if (!plan) throw std::runtime_error("the cache refuses: " + plan.error().message());
       workspace_.resize(plan->workspace_bytes());
       AttendArgs args;
       const std::int64_t last = all.query_begin(row + 1) - 1;
       args.queries = {queries + last * query_heads * dim, 0, dim};  // the same one for every page
       args.out = {out_.data(), query_heads * dim, dim};
       args.lse = {lse_.data(), query_heads, 1};
-      if (!cpu::attend(view, single, args, *plan, workspace_, exec)) return;
+      if (const auto ok = cpu::attend(view, single, args, *plan, workspace_, exec); !ok)
+        throw std::runtime_error("the cache refuses: " + ok.error().message());
       for (int head = 0; head < query_heads; ++head) {
         double total = 0.0, largest = -INFINITY;
         for (std::int32_t i = 0; i < pages; ++i) largest = std::fmax(largest, lse(i, head, query_heads));
         for (std::int32_t i = 0; i < pages; ++i) total += std::exp(lse(i, head, query_heads) - largest);
-        for (std::int32_t i = 0; i < pages; ++i)
-          mass_[entries[static_cast<std::size_t>(i)]] +=
-              std::exp(lse(i, head, query_heads) - largest) / total;
+        for (std::int32_t i = 0; i < pages; ++i) {
+          Mass& mass = mass_[entries[static_cast<std::size_t>(i)]];
+          mass.sum += std::exp(lse(i, head, query_heads) - largest) / total;
+          ++mass.looks;
+        }
       }
     }
   }
@@ -76,7 +83,11 @@ class PageMass {
     return lse_[static_cast<std::size_t>(page) * heads + head].value;
   }
 
-  std::unordered_map<std::int32_t, double> mass_;
+  struct Mass {
+    double sum = 0.0;
+    std::int64_t looks = 0;
+  };
+  std::unordered_map<std::int32_t, Mass> mass_;
   std::vector<float> out_;
   std::vector<kvfolia::NaturalLse> lse_;
   std::vector<std::byte> workspace_;

@@ -87,8 +87,6 @@ class PagedKvCache final : public KvCache {
 
   void begin(std::span<const Row> rows) override {
     Step step = cache_.begin_step();
-    if constexpr (is_mixed<Quant>)
-      for (const Row& row : rows) demote(step, row.sequence);
     for (const Row& row : rows) check(step.extend(row.sequence, row.tokens));
     batch_ = step.commit();
     cache_.store().copy(batch_->copies(), exec_);
@@ -111,7 +109,10 @@ class PagedKvCache final : public KvCache {
     if constexpr (is_mixed<Quant>) mass_.measure(view, *batch_, cache_, shape_.query_heads, queries, exec_);
   }
 
-  void end() override { batch_.reset(); }
+  void end() override {
+    if constexpr (is_mixed<Quant>) demote_pages();
+    batch_.reset();
+  }
 
   Report report() const override {
     Report report;
@@ -139,11 +140,23 @@ class PagedKvCache final : public KvCache {
   }
 
  private:
-  /// Leaves the share of a sequence's full pages in the high format that the policy names: those that
-  /// queries looked at most.
+  /// Leaves the share of the full pages in the high format that the policy names: those that queries
+  /// looked at most. A step of its own, once the batch's queries have read their pages.
+  void demote_pages() {
+    Step step = cache_.begin_step();
+    for (std::int32_t row = 0; row < batch_->rows(); ++row) demote(step, batch_->sequence(row));
+    const Batch demoted = step.commit();
+    for (int layer = 0; layer < shape_.layers && demoted.has_appends(); ++layer)
+      check(cpu::append(cache_.view(LayerId{layer}), demoted, {}, exec_));
+  }
   void demote(Step& step, SeqId sequence) {
     const SequenceInfo info = value_of(cache_.sequence(sequence));
-    std::vector<std::pair<double, std::int32_t>> high;  // importance, page
+    struct Page {
+      double importance;
+      std::int32_t index;
+      TableEntry entry;
+    };
+    std::vector<Page> high;
     std::int64_t full = 0;
     for (std::size_t i = 0; i < info.pages.size(); ++i) {
       const TablePage& page = info.pages[i];
@@ -151,11 +164,15 @@ class PagedKvCache final : public KvCache {
       if (page.entry.format() == exact_format<Quant>) continue;
       ++full;
       if (page.entry.format() == coded_format)
-        high.emplace_back(mass_.of(page.entry), static_cast<std::int32_t>(i));
+        high.push_back({mass_.of(page.entry), static_cast<std::int32_t>(i), page.entry});
     }
-    std::sort(high.begin(), high.end());
+    std::sort(high.begin(), high.end(),
+              [](const Page& a, const Page& b) { return a.importance < b.importance; });
     const auto keep = static_cast<std::size_t>(std::ceil(high_share_ * static_cast<double>(full)));
-    for (std::size_t i = 0; i + keep < high.size(); ++i) check(step.demote(sequence, high[i].second));
+    for (std::size_t i = 0; i + keep < high.size(); ++i) {
+      check(step.demote(sequence, high[i].index));
+      mass_.forget(high[i].entry);
+    }
   }
 
   /// Enough for every sequence at its longest, and for a copy of each one's shared last page.
@@ -228,7 +245,7 @@ Family family_of() {
   Family family;
   std::apply([&](auto... named) { (family.parts.push_back(named.parts), ...); }, Quantizers);
   family.make = [](const KvShape& shape, const KvOptions& options) {
-    const std::string parts = options.policy.parts() + (options.policy.mixed ? "+mixed" : "");
+    const std::string parts = options.policy.parts();
     std::unique_ptr<KvCache> cache;
     const auto attempt = [&]<class Quant>(Named<Quant> named) {
       if (cache || parts != named.parts) return;

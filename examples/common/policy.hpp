@@ -38,21 +38,29 @@ struct Policy {
   std::int32_t exact_sink_pages = 0;
   std::optional<double> mixed;  ///< percent of the pages that keep these codes
 
+  /// What a base without a slash means for values: KIVI's are coded by token.
+  static std::string value_base(const std::string& key_base) {
+    if (key_base == "kivi4") return "int4-g32";
+    if (key_base == "kivi4-g64") return "int4-g64";
+    return key_base;
+  }
   /// Without options, adaptors in the order centered, rotated: equal for policies that store alike.
   std::string parts() const {
-    const bool one = !values.centered && !values.rotated && keys.base == values.base;
-    return one ? keys.name() : keys.name() + "/" + values.name();
+    const bool one = !values.centered && !values.rotated && values.base == value_base(keys.base);
+    return (one ? keys.name() : keys.name() + "/" + values.name()) + (mixed ? "+mixed:PERCENT" : "");
   }
 };
 
 inline constexpr const char* policy_help =
-    "keys or keys/values, for instance int8+centered/int4-g32+rotated (evaluate --help lists them all), with "
-    "any of "
-    "+window:W[,S] (the last W tokens and the first S, 4 if not given), +sink:PAGES (so many first pages "
-    "stay "
-    "exact) and +mixed:PERCENT (that share of the pages, the most important ones, keep their codes, the "
-    "others "
-    "get kivi4's)";
+    "keys or keys/values, each one of fp32, fp16, bf16, int8, int8-g32, int4-g32, int4-g64, kivi4, "
+    "kivi4-g64, "
+    "compact4, compact4-g16, compact4-g64, fp8, fp8-e5m2, fp8-tensor, nvfp4, mxfp4, q8_0, q4_0 with "
+    "+centered (keys) "
+    "and +rotated, as far as there are kernels, then any of +window:W[,S] (the last W tokens and the first "
+    "S, 4 if "
+    "not given), +sink:PAGES (so many first pages stay exact) and +mixed:PERCENT (that share of the pages, "
+    "those "
+    "looked at most, keep their codes, the others get kivi4's)";
 
 /// Whether its scales come from the magnitudes of other text.
 inline bool policy_needs_calibration(const Policy& policy) {
@@ -152,7 +160,7 @@ inline Policy parse_policy(std::string_view name) {
       refuse("no adaptor or option '" + std::string(word) + "' here, or given twice");
     }
   }
-  if (part == &policy.keys) policy.values.base = policy.keys.base;
+  if (part == &policy.keys) policy.values.base = Policy::value_base(policy.keys.base);
   return policy;
 }
 

@@ -557,9 +557,10 @@ TEST_CASE("what cannot be demoted is refused by name and changes nothing") {
   Step step = cache.begin_step();
   REQUIRE(step.demote(id, 1));
   const auto before = pages_of(cache, id);
-  CHECK(step.demote(id, 3).error().code == Errc::pending_tokens);  // the tail
-  CHECK(refusal(step.demote(id, 0)) == "invalid argument: page (not in the high format) (is 0, bound 1)");
-  CHECK(refusal(step.demote(id, 1)) == "invalid argument: page (not in the high format) (is 1, bound 2)");
+  CHECK(refusal(step.demote(id, 3)) == "invalid argument: page (not full) (is 16, bound 14)");
+  CHECK(refusal(step.demote(id, 0)) == "invalid argument: page (an exact sink)");
+  CHECK(refusal(step.demote(id, 1)) ==
+        "invalid argument: page (its format is not the high one) (is 2, bound 0)");
   CHECK(refusal(step.demote(id, 4)) == "invalid argument: page (is 4, bound 3)");
   CHECK(refusal(step.demote(id, -1)) == "invalid argument: page (is -1, bound 3)");
   CHECK(step.demote(SeqId{99}, 0).error().code == Errc::unknown_sequence);
@@ -614,7 +615,7 @@ TEST_CASE("truncating into a demoted page opens it, high where tokens are coded 
   PagedCache<SmallLayout, Two> cache(mixed(8, 0, 4));
   const SeqId id = sequence_of(cache, 10);
   CHECK(formats_of(cache, id) == Formats{coded, coded, coded});
-  CHECK(cache.begin_step().demote(id, 2).error().code == Errc::pending_tokens);
+  CHECK(cache.begin_step().demote(id, 2).error().code == Errc::invalid_argument);
   step_of(cache, [&](Step& step) { REQUIRE(step.demote(id, 1)); });
   const TableEntry old = entry_of(cache, id, 1);
   const Batch batch = step_of(cache, [&](Step& step) {

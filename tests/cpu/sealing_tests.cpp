@@ -1017,6 +1017,6 @@ TEST_CASE("an engine's view with pages that are not whole blocks is refused") {
   view.page_tokens = 6;
   REQUIRE(!validate(view));
   CHECK(validate(view).error().message() ==
-        "invalid argument: view.page_tokens (Quant::seal_tokens) (is 6, bound 4)");
+        "invalid argument: view.page_tokens (the quantizer codes blocks) (is 6, bound 4)");
   CHECK(!cpu::append(view, BatchView{}, {}, cpu::serial));
 }

@@ -37,7 +37,7 @@ class Generate(unittest.TestCase):
     def test_help(self):
         result = run("--help", model=None)
         self.assertEqual(result.returncode, 0)
-        for word in ("--prompt", "--chat", "--policy", "fp32, fp16, bf16 or int8", "+window:W[,S]", "+sink:PAGES"):
+        for word in ("--prompt", "--chat", "--policy", "fp32, fp16, bf16, int8", "+window:W[,S]", "+sink:PAGES"):
             self.assertIn(word, result.stdout)
 
     def test_wrong_usage(self):

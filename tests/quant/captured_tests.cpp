@@ -1,8 +1,10 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Every quantizer on the keys, values and queries of a real model. The error that each is held to is
-// the one that ideal noise of its own steps makes: every coded element moved by a uniform random amount of
-// at most half of the step that its code has there.
+// Every quantizer on the keys, values and queries of a real model. Each is held to two errors: a stated
+// one, the simulated table's 95th percentile times 1.5 for keys with biases behind RoPE and logits of
+// deviation 3, which real ones are most like (tolerances.csv, D); and the one that ideal noise of its own
+// steps makes: every coded element moved by a uniform random amount of at most half of the step that its code
+// has there.
 
 #include <algorithm>
 #include <cmath>
@@ -76,6 +78,7 @@ double float_step(double code, double lowest, int mantissa) {
 }
 double code_step(const Fp8<fp8_e4m3>&, double code) { return float_step(code, 0x1p-6, 3); }
 double code_step(const Fp8<fp8_e5m2>&, double code) { return float_step(code, 0x1p-14, 2); }
+double code_step(const Fp8Tensor<>&, double code) { return float_step(code, 0x1p-6, 3); }
 double code_step(const Fp8Blocks<>&, double code) { return float_step(code, 0x1p-6, 3); }
 double code_step(const Nvfp4&, double code) { return float_step(code, 1.0, 1); }
 double code_step(const Mxfp4&, double code) { return float_step(code, 1.0, 1); }
@@ -117,9 +120,9 @@ Coded coded(const Quant& quant, std::vector<float> rows, Random& random) {
   return result;
 }
 
-/// Over all heads: the error of the output, at most 1.5 times what ideal noise gives.
+/// Over all heads: the error of the output, at most `percent`, and at most 1.5 times what ideal noise gives.
 template <class Key, class Value>
-void check(const std::string& name, const Key& key, const Value& value) {
+void check(const std::string& name, const Key& key, const Value& value, double percent) {
   double error = 0.0, ideal = 0.0;
   Random random(77);
   for (const CapturedHead& head : captured()) {
@@ -135,32 +138,39 @@ void check(const std::string& name, const Key& key, const Value& value) {
   const auto heads = static_cast<double>(captured().size());
   CAPTURE(name, 100 * std::sqrt(error / heads), 100 * std::sqrt(ideal / heads));
   CHECK(ideal > 0.0);
+  CHECK(100 * std::sqrt(error / heads) <= 1.5 * percent);
   CHECK(std::sqrt(error) <= 1.5 * std::sqrt(ideal));
 }
 
 }  // namespace
 
 TEST_CASE("real keys and values lose no more than noise of the codes' own steps") {
-  check("int8", Int8{}, Int8{});
-  check("int8-g32", Int8Groups<32>{}, Int8Groups<32>{});
-  check("int8+centered", Centered<Int8>{}, Int8{});
-  check("int8+rotated", Rotated<Int8>{}, Int8{});
-  check("q8_0", Q8_0{}, Q8_0{});
-  check("int4-g32", Int4<32>{}, Int4<32>{});
-  check("int4-g64", Int4<64>{}, Int4<64>{});
-  check("q4_0", Q4_0{}, Q4_0{});
-  check("kivi4", Int4Channels<32>{}, Int4<32>{});
-  check("kivi4-g64", Int4Channels<64>{}, Int4<64>{});
-  check("int4-g32+centered+rotated", Rotated<Centered<Int4<32>>>{}, Rotated<Int4<32>>{});
-  check("compact4+rotated", Rotated<Compact4Channels<32>>{}, Rotated<Compact4Channels<32>>{});
-  check("compact4-g64+rotated", Rotated<Compact4Channels<64>>{}, Rotated<Compact4Channels<64>>{});
-  check("fp8", Fp8<>{}, Fp8<>{});
-  check("fp8-e5m2", Fp8<fp8_e5m2>{}, Fp8<fp8_e5m2>{});
-  check("fp8-blocks", Fp8Blocks<>{}, Fp8Blocks<>{});
-  check("fp8+centered", Centered<Fp8<>>{}, Fp8<>{});
-  check("nvfp4", Nvfp4::calibrated(64.0f), Nvfp4::calibrated(64.0f));
-  check("nvfp4+centered", Centered<Nvfp4>{Nvfp4::calibrated(64.0f)}, Nvfp4::calibrated(64.0f));
-  check("mxfp4", Mxfp4{}, Mxfp4{});
+  check("int8", Int8{}, Int8{}, 7.91);
+  check("int8-g32", Int8Groups<32>{}, Int8Groups<32>{}, 5.3);
+  check("int8+centered", Centered<Int8>{}, Int8{}, 6.13);
+  check("int8+rotated", Rotated<Int8>{}, Int8{}, 4.26);
+  check("q8_0", Q8_0{}, Q8_0{}, 5.3);
+  check("int8/int4-g32", Int8{}, Int4<32>{}, 11.32);
+  check("int4-g32", Int4<32>{}, Int4<32>{}, 76.78);
+  check("int4-g64", Int4<64>{}, Int4<64>{}, 118.85);
+  check("int4", Int4<0>{}, Int4<0>{}, 118.85);
+  check("int4-symmetric-g32", Int4Symmetric<32>{}, Int4Symmetric<32>{}, 134.02);
+  check("q4_0", Q4_0{}, Q4_0{}, 119.29);
+  check("kivi4", Int4Channels<32>{}, Int4<32>{}, 24.39);
+  check("kivi4-g64", Int4Channels<64>{}, Int4<64>{}, 28.54);
+  check("int4-g32+centered+rotated", Rotated<Centered<Int4<32>>>{}, Rotated<Int4<32>>{}, 29.72);
+  // Parameters of 8 bits are held to what those of 16 may err.
+  check("compact4+rotated", Rotated<Compact4Channels<32>>{}, Rotated<Compact4Channels<32>>{}, 29.72);
+  check("compact4-g16+rotated", Rotated<Compact4Channels<16>>{}, Rotated<Compact4Channels<16>>{}, 29.72);
+  check("compact4-g64+rotated", Rotated<Compact4Channels<64>>{}, Rotated<Compact4Channels<64>>{}, 30.96);
+  check("fp8", Fp8<>{}, Fp8<>{}, 13.91);
+  check("fp8-e5m2", Fp8<fp8_e5m2>{}, Fp8<fp8_e5m2>{}, 2 * 13.91);  // a bit less of mantissa
+  check("fp8-tensor", Fp8Tensor<>{}, Fp8Tensor<>{}, 13.12);
+  check("fp8-blocks", Fp8Blocks<>{}, Fp8Blocks<>{}, 13.12);
+  check("fp8+centered", Centered<Fp8<>>{}, Fp8<>{}, 7.4);
+  check("nvfp4", Nvfp4::calibrated(64.0f), Nvfp4::calibrated(64.0f), 71.83);
+  check("nvfp4+centered", Centered<Nvfp4>{Nvfp4::calibrated(64.0f)}, Nvfp4::calibrated(64.0f), 50.97);
+  check("mxfp4", Mxfp4{}, Mxfp4{}, 129.59);
 }
 
 TEST_CASE("on real keys the robust policies of 4 bits err far less than plain groups") {

@@ -25,7 +25,7 @@ using namespace kvfolia_tests;
 
 namespace {
 
-constexpr int dims = 128, tokens = 1024, seeds = 20;
+constexpr int dims = 128, tokens = 1024, seeds = 40;
 
 /// Keys and values [token][dim] of a head, and the query of its last token.
 struct Head {
@@ -282,6 +282,7 @@ TEST_CASE("INT8 keys err no more than their tolerance") {
 TEST_CASE("INT4 keys err no more than their tolerance") {
   check_policy("INT4 asym g32", Int4<32>{});
   check_policy("INT4 asym g128", Int4<0>{});
+  check_policy("INT4 sym g32", Int4Symmetric<32>{});
   check_policy("INT4 q4_0 g32", Q4_0{});
   check_policy("KIVI4 K/ch32 V/tok g32", Int4Channels<32>{}, Int4<32>{});
   check_policy("KIVI4 K/ch64 V/tok g64", Int4Channels<64>{}, Int4<64>{});

@@ -76,10 +76,38 @@ void encode(std::ostream& to, const char* name, const char* order, int dims, con
   if (!params.empty()) to << name << ' ' << order << ' ' << dims << " params " << hex(params) << '\n';
 }
 
+/// FNV-1a over the bytes of many tiles of other values: what a compiler changes in one of a thousand.
+template <class Quant>
+void hash(std::ostream& to, const char* name, int dims, const Quant& quant) {
+  constexpr int tokens = Quant::seal_tokens > 8 ? Quant::seal_tokens : 8;
+  std::vector<std::byte> codes(static_cast<std::size_t>(code_bytes<Quant>(dims) * tokens));
+  std::vector<std::byte> params(static_cast<std::size_t>(Quant::param_bytes(dims, tokens)));
+  const Tile<SlotMajor, std::byte> tile{
+      codes.data(), params.data(),           dims,
+      tokens,       code_bytes<Quant>(dims), Quant::param_bytes(dims, tokens) / tokens};
+  std::vector<float> row(static_cast<std::size_t>(dims)), values(row.size() * tokens);
+  std::uint64_t state = 7, hash = 14695981039346656037ull;
+  const auto next = [&state] {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<std::int32_t>(state >> 40) - (1 << 23);
+  };
+  for (int n = 0; n < 64000 / tokens; ++n) {
+    // Four integers added are exact, and nearly Gaussian.
+    for (float& v : values)
+      v = static_cast<float>(next() / 4 + next() / 4 + next() / 4 + next() / 4) * 0x1p-20f;
+    for (int t = 0; t < tokens; ++t) to_stored(quant, &values[static_cast<std::size_t>(t * dims)], dims);
+    quant.encode(tile, 0, tokens, Rows{values.data(), dims});
+    for (const auto* bytes : {&codes, &params})
+      for (const std::byte b : *bytes) hash = (hash ^ static_cast<std::uint64_t>(b)) * 1099511628211ull;
+  }
+  to << name << " hash " << dims << ' ' << std::hex << hash << std::dec << '\n';
+}
+
 /// In slot-major order.
 template <class Quant>
 void encode_slots(std::ostream& to, const char* name, int dims = 64, const Quant& quant = {}) {
   encode<SlotMajor>(to, name, "slot", dims, quant);
+  hash(to, name, dims, quant);
 }
 
 /// In every order that the codes allow.
@@ -121,6 +149,20 @@ int main(int argc, char** argv) {
   encode_slots<Rotated<Int8>>(text, "int8+rotated", 128);
   encode_slots<Rotated<Int8>>(text, "int8+rotated", 96);
   encode_slots<Rotated<Centered<Int4<32>>>>(text, "int4-g32+centered+rotated");
+  // Adaptors and group sizes by their hashes alone.
+  hash(text, "int4-g64", 128, Int4<64>{});
+  hash(text, "int4-symmetric-g32", 96, Int4Symmetric<32>{});
+  hash(text, "compact4-g64", 64, Compact4Channels<64>{});
+  hash(text, "compact4+rotated", 64, Rotated<Compact4Channels<32>>{});
+  hash(text, "compact4+rotated", 128, Rotated<Compact4Channels<32>>{});
+  hash(text, "fp8+centered", 80, Centered<Fp8<>>{});
+  hash(text, "nvfp4+centered", 64, Centered<Nvfp4>{});
+  hash(text, "nvfp4+centered+rotated", 128, Rotated<Centered<Nvfp4>>{});
+  hash(text, "nvfp4+rotated", 96, Rotated<Nvfp4>{});
+  hash(text, "int8+centered+rotated", 256, Rotated<Centered<Int8>>{});
+  hash(text, "int4-g32+rotated", 80, Rotated<Int4<32>>{});
+  hash(text, "int4-g64+rotated", 128, Rotated<Int4<64>>{});
+  hash(text, "kivi4+rotated", 128, Rotated<Int4Channels<32>>{});
   encode_slots<Sections<Section<Fp8Blocks<>, 128>, Section<Identity<bf16>, 64, 16>>>(text, "sections", 192);
 
   if (argc == 3 && std::string(argv[1]) == "--write")

@@ -35,6 +35,10 @@ template <int Group>
 scalar::Int4 raw_format(const kvfolia::Int4<Group>&) {
   return {Group};
 }
+template <int Group>
+scalar::Int4Symmetric raw_format(const kvfolia::Int4Symmetric<Group>&) {
+  return {Group};
+}
 template <int Tokens>
 scalar::Int4Channels raw_format(const kvfolia::Int4Channels<Tokens>&) {
   return {Tokens};

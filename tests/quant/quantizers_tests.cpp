@@ -35,6 +35,7 @@ template <class F>
 void each_quantizer(F&& f) {
   f("Int8", Int8{});
   f("Int8Groups<32>", Int8Groups<32>{});
+  f("Int4Symmetric<32>", Int4Symmetric<32>{});
   f("Int4<32>", Int4<32>{});
   f("Int4<64>", Int4<64>{});
   f("Int4<0>", Int4<0>{});
@@ -174,6 +175,14 @@ bool is_right_asymmetric(double low, double high, double scale) {
   const double range = high - low;  // and what rounding the minimum down adds
   return 15 * scale >= range * (1 - 0x1p-11) &&
          15 * scale <= (range + std::fabs(low) * 0x1p-10) * (1 + 0x1p-11);
+}
+template <int Group>
+double error_bound(const Int4Symmetric<Group>&, double) {
+  return 0.5;
+}
+template <int Group>
+bool is_right_scale(const Int4Symmetric<Group>&, double low, double high, double scale) {
+  return is_rounded(7 * scale, largest_of(low, high), 7);
 }
 template <int Group>
 double error_bound(const Int4<Group>&, double) {

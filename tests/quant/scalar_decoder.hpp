@@ -124,6 +124,17 @@ struct Int4 {
   }
 };
 
+/// Nibbles, 8 stands for 0; an fp16 scale a group.
+struct Int4Symmetric {
+  int group;
+  int code_bytes(int dims) const { return dims / 2; }
+  int param_bytes(int dims, int tokens) const { return 2 * tokens * groups(dims, group); }
+  double value(const RawTile& tile, int t, int d) const {
+    return fp16(half_at(tile.param(t) + 2 * group_of(d, group))) *
+           (static_cast<double>(nibble_at(tile.code(t), d)) - 8.0);
+  }
+};
+
 /// Nibbles; fp16 scale, then fp16 min, a channel: [block of tokens][dim].
 struct Int4Channels {
   int block;
@@ -144,13 +155,13 @@ struct Compact4Channels {
   double scale(const RawTile& tile, int t, int d) const {
     const std::byte* params = tile.params + t / block * block_bytes(tile.dims);
     if (std::to_integer<int>(params[5 + 2 * d]) == 128) return std::nan("");
-    return fp16(half_at(params)) * std::to_integer<int>(params[4 + 2 * d]) / 255;
+    return fp16(half_at(params)) * std::to_integer<int>(params[4 + 2 * d]) / 256;
   }
   double min(const RawTile& tile, int t, int d) const {
     const std::byte* params = tile.params + t / block * block_bytes(tile.dims);
     const int code = std::to_integer<int>(params[5 + 2 * d]);
     if (code == 128) return std::nan("");
-    return fp16(half_at(params + 2)) * (code < 128 ? code : code - 256) / 127;
+    return fp16(half_at(params + 2)) * (code < 128 ? code : code - 256) / 128;
   }
   double value(const RawTile& tile, int t, int d) const {
     return scale(tile, t, d) * nibble_at(tile.code(t), d) + min(tile, t, d);

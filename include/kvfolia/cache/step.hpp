@@ -169,9 +169,12 @@ class Step {
     const TablePage& old = s.pages[static_cast<std::size_t>(page)];
     const std::int32_t end = old.begin.value + rules.page_tokens;
     const std::int32_t written = slot->row >= 0 ? row(*slot).start : s.length;
+    if (end > s.length) return detail::bad_argument("page (not full)", end, s.length);
     if (end > written) return Error{Errc::pending_tokens, "page", end, written};
-    if (old.entry.format() != rules.coded_format || rules.is_sink(old.begin.value))
-      return detail::bad_argument("page (not in the high format)", page, old.entry.format());
+    if (rules.is_sink(old.begin.value)) return detail::bad_argument("page (an exact sink)", page);
+    if (old.entry.format() != rules.coded_format)
+      return detail::bad_argument("page (its format is not the high one)", old.entry.format(),
+                                  rules.coded_format);
     if (state_->free_pages(rules.low_format) == 0) return out_of_pages(rules.low_format, 1);
     make_room(1, 1);
     replace_page(state_->index_of(*slot), static_cast<std::size_t>(page), rules.low_format,

@@ -182,6 +182,10 @@ concept HasData = requires(S s, int n) {
   { s.page_stride(n) } -> std::same_as<std::int64_t>;
 };
 
+template <class Q>
+inline constexpr bool is_one_quantizer =
+    std::is_same_v<typename SidesOf<Q>::Key, Q>&& std::is_same_v<typename CodedOf<Q>::High, Q>;
+
 }  // namespace detail
 
 /// Maps (slot, dim) to an element of a tile.

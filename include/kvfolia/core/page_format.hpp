@@ -94,6 +94,15 @@ constexpr bool page_tokens_fit(int page_tokens) {
          page_tokens % Layout::ValueOrder::slot_multiple == 0;
 }
 
+namespace detail {
+
+template <QuantPolicy Quant>
+inline constexpr int largest_block =
+    CodedOf<Quant>::High::seal_tokens > CodedOf<Quant>::Low::seal_tokens ? CodedOf<Quant>::High::seal_tokens
+                                                                         : CodedOf<Quant>::Low::seal_tokens;
+
+}  // namespace detail
+
 /// Whether they can be coded: in whole blocks.
 template <QuantPolicy Quant>
 constexpr bool blocks_fit(int page_tokens) {

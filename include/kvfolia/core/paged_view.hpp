@@ -16,7 +16,8 @@
 namespace kvfolia::inline KVF_ABI {
 
 /// Where the tiles of one plane are: base + page * page_stride + head * head_stride, in bytes.
-/// slot_stride is the bytes between slots; it is read for SlotMajor codes and for parameters.
+/// slot_stride is the bytes between slots; it is read for SlotMajor codes and for the parameters of tokens.
+/// Those of blocks lie behind one another.
 struct PlaneView {
   std::byte* base = nullptr;
   std::int64_t page_stride = 0;
@@ -46,8 +47,27 @@ inline constexpr bool shares_rotation = [] {
   if constexpr (!Layout::shares_key_value || !rotates<Key>)
     return true;
   else
-    return Key::block(Layout::key_dim) == Key::block(Layout::value_dim);
+    return Key::block(Layout::key_dim) == Key::block(Layout::value_dim) &&
+           Layout::value_dim % Key::block(Layout::value_dim) == 0;
 }();
+
+/// Whether all formats can code vectors of the layout's dims.
+template <class Layout, class Quant, int Format = 0>
+constexpr bool keys_fit() {
+  if constexpr (Format == format_count<Quant>)
+    return true;
+  else
+    return fits<KeySide<FormatQuant<Format, Quant>>>(Layout::key_dim) &&
+           keys_fit<Layout, Quant, Format + 1>();
+}
+template <class Layout, class Quant, int Format = 0>
+constexpr bool values_fit() {
+  if constexpr (Format == format_count<Quant> || Layout::shares_key_value)
+    return true;
+  else
+    return fits<ValueSide<FormatQuant<Format, Quant>>>(Layout::value_dim) &&
+           values_fit<Layout, Quant, Format + 1>();
+}
 
 }  // namespace detail
 
@@ -59,6 +79,8 @@ struct PagedView {
   using Layout = LayoutT;
   using Quant = QuantT;
   static constexpr int formats_count = format_count<Quant>;
+  static_assert(detail::keys_fit<Layout, Quant>(), "the quantizer of keys cannot code so many dims");
+  static_assert(detail::values_fit<Layout, Quant>(), "the quantizer of values cannot code so many dims");
   static_assert(detail::shares_rotation<Layout, Quant>,
                 "a value that is a part of the key must be rotated in whole blocks: Rotated<Q, Block>");
 
@@ -167,8 +189,8 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view) {
   if (!page_tokens_fit<Layout>(view.page_tokens))
     return detail::bad_argument("view.page_tokens", view.page_tokens, Layout::page_tokens);
   if (!blocks_fit<Quant>(view.page_tokens))
-    return detail::bad_argument("view.page_tokens (Quant::seal_tokens)", view.page_tokens,
-                                Quant::seal_tokens);
+    return detail::bad_argument("view.page_tokens (the quantizer codes blocks)", view.page_tokens,
+                                detail::largest_block<Quant>);
   return detail::validate_formats<0>(view);
 }
 

@@ -12,6 +12,10 @@ namespace kvfolia::inline KVF_ABI::detail {
 
 inline constexpr float quiet_nan = __builtin_nanf("");
 
+// For templates: nvcc's front end fails on __builtin_bit_cast of what depends on a parameter.
+KVF_INLINE KVF_HD constexpr std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+KVF_INLINE KVF_HD constexpr float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
 KVF_INLINE KVF_HD constexpr float magnitude(float x) {
   return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, x) & 0x7fffffffu);
 }

@@ -5,14 +5,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
-#include "kvfolia/core/rounding.hpp"
 #include "kvfolia/cpu/executor.hpp"
 #include "kvfolia/cpu/target.hpp"
 
@@ -90,7 +88,7 @@ Result<> check_recodes(const PagedView<Layout, Quant>& view, const BatchView& ba
              : bad_argument("batch.recodes (pages coded as a whole come through them)", through_recodes, 0);
 }
 
-/// Everything append() could be given wrongly; afterwards it cannot fail.
+/// What append() could be given wrongly, but recodes that name a page twice; afterwards it cannot fail.
 template <class Layout, class Quant>
 Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args) {
   if (auto ok = validate(view); !ok) return ok;
@@ -145,8 +143,7 @@ struct ExactRows {
 };
 
 /// One head of one plane of a recode. Values are rounded as an exact page would hold them, whether they
-/// lay in one or not: so a coded page's bytes do not depend on how its tokens arrived, and new values
-/// that an exact page would hold as infinite are infinite here.
+/// lay in one or not: so a coded page's bytes do not depend on how its tokens arrived.
 template <int Dims, class Q, class Exact, class ToTile, class Decode>
 void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const PageRecode& job,
                   const ConstTensor& rows, int head, Decode&& decode_kept) {
@@ -160,13 +157,11 @@ void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const Pa
       const std::int32_t slot = first + t;
       if (slot < job.kept) {
         decode_kept(slot, row);
-        if constexpr (std::is_same_v<Code, fp16>)  // what a demoted page held may be larger
-          for (float& x : row) x = kvfolia::detail::is_finite(x) ? kvfolia::detail::clamp_to_fp16(x) : x;
       } else {
         load_row(rows, job.first_token + slot - job.kept, head, Dims, row);
         to_stored(exact, row, Dims);
       }
-      for (int d = 0; d < Dims; ++d) codes[t * Dims + d] = static_cast<Code>(row[d]);
+      for (int d = 0; d < Dims; ++d) codes[t * Dims + d] = Exact::round(row[d]);
     }
     quant.encode(to, first, block, ExactRows<Code>{codes, Dims});
   }

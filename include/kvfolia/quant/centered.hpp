@@ -12,6 +12,7 @@
 #include "kvfolia/core/fp16.hpp"
 #include "kvfolia/core/rounding.hpp"
 #include "kvfolia/core/tile.hpp"
+#include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -20,12 +21,15 @@ namespace kvfolia::inline KVF_ABI {
 /// finite stays out of the mean, so that it spoils no more than it would with Q.
 template <class Q, int Tokens = 32>
 struct Centered {
+  static_assert(detail::is_one_quantizer<Q>, "centre one side: KeyValue<Centered<K>, V>");
   static_assert(Q::seal_tokens == 1, "a quantizer of blocks has offsets of its own channels");
   static_assert(!Q::affine.channel_offset, "the channels have an offset already");
   static_assert(!rotates<Q>, "rotate what is centred: Rotated<Centered<Q>>");
   static_assert(Tokens > 0);
   using Exact = typename Q::Exact;
-  using Param = typename Q::Param;
+  static constexpr int param_alignment = kvfolia::param_alignment<Q>() > static_cast<int>(alignof(fp16))
+                                             ? kvfolia::param_alignment<Q>()
+                                             : static_cast<int>(alignof(fp16));
   static constexpr int seal_tokens = Tokens;
   static constexpr int code_bits = Q::code_bits;
   static constexpr int group_dims = Q::group_dims;
@@ -111,5 +115,7 @@ struct Centered {
     }
   }
 };
+
+static_assert(QuantPolicy<Centered<Identity<float>>>);
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -18,7 +18,7 @@
 namespace kvfolia::inline KVF_ABI {
 
 /// Every channel has a scale and a min over a block of `Tokens` tokens, as Int4Channels has, but in 8 bits
-/// each: min = i8 * (block's fp16) / 127, scale = u8 * (block's fp16) / 255. Both are rounded so that the
+/// each: min = i8 * (block's fp16) / 128, scale = u8 * (block's fp16) / 256. Both are rounded so that the
 /// whole range is inside: |decode(encode(x)) - x| <= scale / 2 up to rounding. For keys and values, best
 /// rotated, which makes the channels alike: Rotated<Compact4Channels<32>> takes 4.52 bits at head dim 64. A
 /// channel with a non-finite value decodes to NaN; values beyond fp16's range are clamped to it.
@@ -26,6 +26,7 @@ template <int Tokens>
 struct Compact4Channels {
   static_assert(Tokens > 0);
   using Exact = Identity<fp16>;
+  static constexpr int param_alignment = alignof(fp16);
   struct Param {
     std::uint8_t scale;
     std::int8_t min;  ///< -128: not a number
@@ -91,44 +92,70 @@ struct Compact4Channels {
 
     KVF_INLINE KVF_HD float scale_of(Param p) const {
       if (p.min == not_a_number) return detail::quiet_nan;
-      return static_cast<float>(p.scale) * (static_cast<float>(scale) * (1.0f / 255.0f));
+      return static_cast<float>(p.scale) * (static_cast<float>(scale) * (1.0f / 256.0f));
     }
     KVF_INLINE KVF_HD float min_of(Param p) const {
       if (p.min == not_a_number) return detail::quiet_nan;
-      return static_cast<float>(p.min) * (static_cast<float>(min) * (1.0f / 127.0f));
+      return static_cast<float>(p.min) * min_unit();
     }
-    /// min downwards, then scale upwards.
+    KVF_INLINE KVF_HD float min_unit() const { return static_cast<float>(min) * (1.0f / 128.0f); }
+
+    // Products of a code, a reference and these powers of two are exact, so comparing them has one outcome
+    // whatever a compiler makes of the estimate that the search begins with.
+
+    /// The largest min in units that is not above the range.
+    KVF_INLINE KVF_HD int min_code(const detail::Range& range) const {
+      const float unit = min_unit(), low = range.smallest();
+      int code = detail::round_towards(low * detail::inverse(unit), -127, 127, -1);
+      while (code < 127 && static_cast<float>(code + 1) * unit <= low) ++code;
+      while (code > -127 && static_cast<float>(code) * unit > low) --code;
+      return code;
+    }
+    /// From there to the range's end.
+    KVF_INLINE KVF_HD float reach(const detail::Range& range, int min_code) const {
+      return range.largest() - static_cast<float>(min_code) * min_unit();
+    }
+    /// The smallest scale with which 15 steps reach the range's end.
     KVF_INLINE KVF_HD Param round(const detail::Range& range) const {
       if (!range.is_finite()) return {0, not_a_number};
-      Param p{1, 0};
-      p.min = static_cast<std::int8_t>(detail::round_towards(
-          range.smallest() * (detail::inverse(static_cast<float>(min)) * 127.0f), -127, 127, -1));
-      const float needed = (range.largest() - min_of(p)) * (1.0f / 15.0f);
-      p.scale = static_cast<std::uint8_t>(
-          detail::round_towards(needed * (detail::inverse(static_cast<float>(scale)) * 255.0f), 1, 255, 1));
-      return p;
+      const int low = min_code(range);
+      const float unit = static_cast<float>(scale) * (15.0f / 256.0f), end = reach(range, low);
+      int code = detail::round_towards(end * detail::inverse(unit), 1, 255, 1);
+      while (code < 255 && static_cast<float>(code) * unit < end) ++code;
+      while (code > 1 && static_cast<float>(code - 1) * unit >= end) --code;
+      return {static_cast<std::uint8_t>(code), static_cast<std::int8_t>(low)};
     }
   };
 
-  /// References that reach the largest magnitude of a min, and the largest scale.
+  /// The smallest positive fp16 whose product with `factor`, which is exact, reaches so far; at most 65504.
+  KVF_INLINE KVF_HD static fp16 reference(float reach, float factor) {
+    fp16 value = detail::round_up(reach * (1.0f / factor));
+    while (value.bits < 0x7bff && static_cast<float>(value) * factor < reach) ++value.bits;
+    while (value.bits > 1 &&
+           static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(value.bits - 1))) * factor >= reach)
+      --value.bits;
+    return value;
+  }
+
+  /// References that reach the largest magnitude of a min, and the longest range.
   template <class Tile, class Values>
   KVF_INLINE KVF_HD static Block fit(Tile tile, Values values, int first) {
     Block block;
-    float min = 0.0f, scale = 0.0f;
+    float min = 0.0f, reach = 0.0f;
     each_range(tile, values, first, [&](int, int count, const detail::Range* ranges) {
       for (int i = 0; i < count; ++i)
         if (ranges[i].is_finite() && detail::magnitude(ranges[i].smallest()) > min)
           min = detail::magnitude(ranges[i].smallest());
     });
-    block.min = detail::round_up(min);
+    block.min = reference(min, 127.0f / 128.0f);
     each_range(tile, values, first, [&](int, int count, const detail::Range* ranges) {
       for (int i = 0; i < count; ++i) {
         if (!ranges[i].is_finite()) continue;
-        const float needed = (ranges[i].largest() - block.min_of(block.round(ranges[i]))) * (1.0f / 15.0f);
-        if (needed > scale) scale = needed;
+        const float needed = block.reach(ranges[i], block.min_code(ranges[i]));
+        if (needed > reach) reach = needed;
       }
     });
-    block.scale = detail::round_up(scale);
+    block.scale = reference(reach, 255.0f * 15.0f / 256.0f);
     return block;
   }
 

@@ -40,7 +40,7 @@ struct Fp4Blocks {
         const int begin = group_begin<Fp4Blocks>(group), end = group_end<Fp4Blocks>(group, tile.dims);
         std::uint32_t amax = 0;
         for (int d = begin; d < end; ++d) {
-          const auto bits = __builtin_bit_cast(std::uint32_t, values(t, d)) & 0x7fffffffu;
+          const auto bits = detail::bits_of(values(t, d)) & 0x7fffffffu;
           amax = bits > amax ? bits : amax;
         }
         const Param param = scheme().fit(amax);
@@ -79,18 +79,18 @@ struct Fp4Blocks {
 struct Nvfp4 : detail::Fp4Blocks<Nvfp4, 16> {
   using Param = fp8_e4m3;
 
-  float global = 1.0f;  ///< positive
+  float global = 1.0f;  ///< at least 2^-100
 
   /// The global scale for values of magnitude up to amax.
   KVF_INLINE KVF_HD static constexpr Nvfp4 calibrated(float amax) {
     Nvfp4 quant;
-    quant.global = amax > 0.0f ? amax / (6.0f * 448.0f) : 1.0f;
+    quant.global = amax > 0x1p-88f ? amax / (6.0f * 448.0f) : 1.0f;  // smaller ones are as good as 0
     return quant;
   }
 
   KVF_INLINE KVF_HD Param fit(std::uint32_t amax) const {
     if (amax >= 0x7f800000u) return Param(detail::quiet_nan);
-    return Param(__builtin_bit_cast(float, amax) * detail::inverse(6.0f * global));
+    return Param(detail::float_of(amax) * detail::inverse(6.0f * global));
   }
   KVF_INLINE KVF_HD float scale(Param param) const { return static_cast<float>(param) * global; }
 };

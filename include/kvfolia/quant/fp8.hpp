@@ -41,7 +41,7 @@ struct Fp8Codes {
   KVF_INLINE KVF_HD static std::uint32_t amax(Values values, int token, int begin, int end) {
     std::uint32_t amax = 0;
     for (int d = begin; d < end; ++d) {
-      const auto bits = __builtin_bit_cast(std::uint32_t, values(token, d)) & 0x7fffffffu;
+      const auto bits = detail::bits_of(values(token, d)) & 0x7fffffffu;
       amax = bits > amax ? bits : amax;
     }
     return amax;
@@ -68,7 +68,7 @@ struct Fp8 : detail::Fp8Codes<Code> {
   KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
     for (int t = 0; t < tokens; ++t) {
       const std::uint32_t amax = this->amax(values, t, 0, tile.dims);
-      const fp16 scale = detail::fit_scale(__builtin_bit_cast(float, amax), Code::largest, this->half_step);
+      const fp16 scale = detail::fit_scale(detail::float_of(amax), Code::largest, this->half_step);
       tile.template param<Param>(slot + t).scale = scale;
       const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
       for (int d = 0; d < tile.dims; ++d)
@@ -93,12 +93,12 @@ struct Fp8Tensor : detail::Fp8Codes<Code> {
   static constexpr int group_dims = 0;
   static constexpr Affine affine{.token_scale = true};
 
-  float scale = 1.0f;  ///< positive
+  float scale = 1.0f;  ///< at least 2^-100
 
   /// The scale for values of magnitude up to amax.
   KVF_INLINE KVF_HD static constexpr Fp8Tensor calibrated(float amax) {
     Fp8Tensor quant;
-    quant.scale = amax > 0.0f ? amax / Code::largest : 1.0f;
+    quant.scale = amax > 0x1p-84f ? amax / Code::largest : 1.0f;  // smaller ones are as good as 0
     return quant;
   }
 
@@ -141,17 +141,18 @@ struct Fp8Blocks : detail::Fp8Codes<Code> {
            static_cast<std::int64_t>(sizeof(Param));
   }
 
-  /// 2^ceil(log2(amax / largest)), from 2^-126 to 2^127; NaN for a non-finite amax.
+  /// 2^ceil(log2(amax / largest)), at least 2^-126 and so large at most that no code overflows a float; NaN
+  /// for a non-finite amax.
   KVF_INLINE KVF_HD static constexpr float fit(std::uint32_t amax) {
     if (amax >= 0x7f800000u) return detail::quiet_nan;
     // largest = 1.75 * 2^k for both formats: beside 2^e the mantissa decides whether 2^(e - k) will do.
-    constexpr auto top = __builtin_bit_cast(std::uint32_t, Code::largest);
+    constexpr auto top = detail::bits_of(Code::largest);
     const std::uint32_t exponent = amax >> 23, above = (amax & 0x7fffffu) > (top & 0x7fffffu) ? 1 : 0;
     const std::uint32_t biased = exponent + above + 127;
     const std::uint32_t unclamped = biased > (top >> 23) + 1 ? biased - (top >> 23) : 1;
     constexpr std::uint32_t largest = 254 + 127 - (top >> 23);  // no code overflows a float
     const std::uint32_t scale = unclamped < largest ? unclamped : largest;
-    return __builtin_bit_cast(float, scale << 23);
+    return detail::float_of(scale << 23);
   }
 
   template <class Tile, class Values>

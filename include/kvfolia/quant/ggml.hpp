@@ -18,6 +18,7 @@ namespace kvfolia::inline KVF_ABI {
 
 namespace detail {
 
+// Codes are rounded as ggml rounds; a scale may differ from its own in the last bit.
 /// Blocks of 32 dims, each an fp16 scale and `CodeBytes` of codes; a token's blocks lie behind one
 /// another. `Format` has fit(amax, extreme), code(x) and put and get for one block's codes.
 template <class Format, int CodeBytes>
@@ -42,7 +43,7 @@ struct GgmlBlocks {
         float extreme = 0.0f;
         for (int i = 0; i < group_dims; ++i) {
           const float x = values(t, group * group_dims + i);
-          const auto bits = __builtin_bit_cast(std::uint32_t, x) & 0x7fffffffu;
+          const auto bits = detail::bits_of(x) & 0x7fffffffu;
           extreme = bits > amax ? x : extreme;
           amax = bits > amax ? bits : amax;
         }

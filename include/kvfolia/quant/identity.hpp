@@ -4,16 +4,19 @@
 // No quantization: values as float, fp16 or bf16.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/rounding.hpp"
 #include "kvfolia/core/tensor.hpp"
 #include "kvfolia/core/tile.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
-/// Stores T; encode rounds to nearest, decode is exact.
+/// Stores T; encode rounds to nearest, decode is exact. What fp16 cannot hold is clamped to 65504: infinite
+/// is only what was infinite.
 template <class T>
 requires is_element<T>
 struct Identity {
@@ -26,10 +29,17 @@ struct Identity {
 
   KVF_INLINE KVF_HD static constexpr std::int64_t param_bytes(int /*dims*/, int /*page_tokens*/) { return 0; }
 
+  KVF_INLINE KVF_HD static constexpr T round(float x) {
+    if constexpr (std::is_same_v<T, fp16>)
+      return fp16(detail::is_finite(x) ? detail::clamp_to_fp16(x) : x);
+    else
+      return static_cast<T>(x);
+  }
+
   template <class Tile, class Values>
   KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
     for (int t = 0; t < tokens; ++t)
-      for (int d = 0; d < tile.dims; ++d) tile.template code<T>(slot + t, d) = static_cast<T>(values(t, d));
+      for (int d = 0; d < tile.dims; ++d) tile.template code<T>(slot + t, d) = round(values(t, d));
   }
 
   template <class Tile>

@@ -48,10 +48,10 @@ struct Int8Groups {
         // Bits of magnitudes order as magnitudes do, with NaN above all.
         std::uint32_t amax = 0;
         for (int d = begin; d < end; ++d) {
-          const auto bits = __builtin_bit_cast(std::uint32_t, values(t, d)) & 0x7fffffffu;
+          const auto bits = detail::bits_of(values(t, d)) & 0x7fffffffu;
           amax = bits > amax ? bits : amax;
         }
-        const fp16 scale = fit(__builtin_bit_cast(float, amax));
+        const fp16 scale = fit(detail::float_of(amax));
         tile.template param<Param>(slot + t, group).scale = scale;
         const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
         for (int d = begin; d < end; ++d)

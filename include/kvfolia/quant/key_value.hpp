@@ -8,6 +8,7 @@
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
+#include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -30,6 +31,8 @@ struct Pair<Q, Q> {
 /// Pages are sealed as a whole: where one side needs blocks, both wait for them.
 template <class K, class V>
 struct KeyValue {
+  static_assert(detail::is_one_quantizer<K> && detail::is_one_quantizer<V>,
+                "each side has one quantizer: Mixed<KeyValue<K, V>, KeyValue<K, V>>");
   static_assert(K::seal_tokens % V::seal_tokens == 0 || V::seal_tokens % K::seal_tokens == 0,
                 "the larger block must hold whole smaller ones");
   using Key = K;
@@ -40,5 +43,7 @@ struct KeyValue {
   K key{};
   V value{};
 };
+
+static_assert(QuantPolicy<KeyValue<Identity<float>, Identity<fp16>>>);
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -7,6 +7,8 @@
 
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/quant/identity.hpp"
+#include "kvfolia/quant/int8.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -23,5 +25,7 @@ struct Mixed {
   High high{};
   Low low{};
 };
+
+static_assert(QuantPolicy<Mixed<Identity<fp16>, Int8>>);
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -8,6 +8,7 @@
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
+#include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -17,6 +18,7 @@ namespace kvfolia::inline KVF_ABI {
 /// Source: QuaRot, arXiv:2404.00456.
 template <class Q, int Block = 0>
 struct Rotated : Q {
+  static_assert(detail::is_one_quantizer<Q>, "rotate each of them: KeyValue<Rotated<K>, Rotated<V>>");
   static_assert(Block >= 0 && (Block & (Block - 1)) == 0, "a block is a power of two");
   using Exact = Rotated<typename Q::Exact, Block>;
 
@@ -37,7 +39,8 @@ struct Rotated : Q {
           x[j + half] = a - b;
         }
     const float factor = inverse_root(size);
-    for (int d = 0; d < dims; ++d) x[d] *= factor;
+    // Fused, so that no compiler fuses the product with what comes behind it.
+    for (int d = 0; d < dims; ++d) x[d] = __builtin_fmaf(x[d], factor, 0.0f);
   }
   /// The transform is its own inverse.
   KVF_INLINE KVF_HD void unrotate(float* x, int dims) const { rotate(x, dims); }
@@ -49,5 +52,7 @@ struct Rotated : Q {
     return power_of_two == 2 ? root * 0.70710678f : root;
   }
 };
+
+static_assert(QuantPolicy<Rotated<Identity<float>>>);
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -12,6 +12,7 @@
 #include "kvfolia/core/concepts.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
+#include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -43,7 +44,7 @@ struct Sections<> {
 };
 
 /// A token's codes lie behind one another, section by section, and so do its parameters. Needs an
-/// element order that can be strided.
+/// element order that can be strided. Exact pages are those of the first section's quantizer.
 template <class First, class... Rest>
 struct Sections<First, Rest...> {
   using Q = typename First::Quant;
@@ -157,5 +158,7 @@ struct Sections<First, Rest...> {
     return 0.0f;
   }
 };
+
+static_assert(QuantPolicy<Sections<Section<Identity<float>, 64>, Section<Identity<bf16>, 64>>>);
 
 }  // namespace kvfolia::inline KVF_ABI
