@@ -100,6 +100,7 @@ class ContiguousCache final : public KvCache {
   std::int32_t length(SeqId) const override { return length_; }
   void begin(std::span<const Row> rows) override { tokens_ = rows[0].tokens; }
   void end() override { length_ += tokens_; }
+  double bits_per_value() const override { return 32.0; }
   Report report() const override { return {}; }
 
   void attend(int layer, const float* queries, const float* keys, const float* values, float* out) override {
