@@ -23,6 +23,18 @@ KVF_INLINE KVF_HD constexpr bool is_finite(float x) {
   return (__builtin_bit_cast(std::uint32_t, x) & 0x7f800000u) != 0x7f800000u;
 }
 
+/// The bits of the largest magnitude in dims [begin, end) of a token. They order as magnitudes do, with
+/// infinity's, 0x7f800000, above all finite ones and NaN above that.
+template <class Values>
+KVF_INLINE KVF_HD std::uint32_t amax_bits(Values values, int token, int begin, int end) {
+  std::uint32_t amax = 0;
+  for (int d = begin; d < end; ++d) {
+    const auto bits = bits_of(values(token, d)) & 0x7fffffffu;
+    amax = bits > amax ? bits : amax;
+  }
+  return amax;
+}
+
 /// To the nearest integer in [low, high], ties to even; low for NaN. `high - low` is at most 2^20.
 KVF_INLINE KVF_HD constexpr std::int32_t round_code(float x, float low, float high) {
   const float above = x > low ? x : low;

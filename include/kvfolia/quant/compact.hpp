@@ -65,8 +65,7 @@ struct Compact4Channels {
 
   template <class Tile>
   KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
-    detail::read_nibbles(tile, slot, codes,
-                         [](std::uint32_t code) { return static_cast<float>(static_cast<int>(code)); });
+    detail::read_nibbles(tile, slot, codes);
   }
   template <class Tile>
   KVF_INLINE KVF_HD float channel_scale(Tile tile, int slot, int dim) const {

@@ -38,11 +38,7 @@ struct Fp4Blocks {
     for (int t = 0; t < tokens; ++t)
       for (int group = 0; group < group_count<Fp4Blocks>(tile.dims); ++group) {
         const int begin = group_begin<Fp4Blocks>(group), end = group_end<Fp4Blocks>(group, tile.dims);
-        std::uint32_t amax = 0;
-        for (int d = begin; d < end; ++d) {
-          const auto bits = detail::bits_of(values(t, d)) & 0x7fffffffu;
-          amax = bits > amax ? bits : amax;
-        }
+        const std::uint32_t amax = amax_bits(values, t, begin, end);
         const Param param = scheme().fit(amax);
         tile.template param<Param>(slot + t, group) = param;
         const float inverse = amax < 0x7f800000u ? detail::inverse(scheme().scale(param)) : 0.0f;

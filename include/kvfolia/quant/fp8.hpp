@@ -34,18 +34,6 @@ struct Fp8Codes {
   KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
     for (int d = 0; d < tile.dims; ++d) codes[d] = static_cast<float>(tile.template code<Code>(slot, d));
   }
-
- protected:
-  /// The bits of the largest magnitude in dims [begin, end): above infinity's where there is a NaN.
-  template <class Values>
-  KVF_INLINE KVF_HD static std::uint32_t amax(Values values, int token, int begin, int end) {
-    std::uint32_t amax = 0;
-    for (int d = begin; d < end; ++d) {
-      const auto bits = detail::bits_of(values(token, d)) & 0x7fffffffu;
-      amax = bits > amax ? bits : amax;
-    }
-    return amax;
-  }
 };
 
 }  // namespace detail
@@ -67,7 +55,7 @@ struct Fp8 : detail::Fp8Codes<Code> {
   template <class Tile, class Values>
   KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
     for (int t = 0; t < tokens; ++t) {
-      const std::uint32_t amax = this->amax(values, t, 0, tile.dims);
+      const std::uint32_t amax = detail::amax_bits(values, t, 0, tile.dims);
       const fp16 scale = detail::fit_scale(detail::float_of(amax), Code::largest, this->half_step);
       tile.template param<Param>(slot + t).scale = scale;
       const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
@@ -160,7 +148,7 @@ struct Fp8Blocks : detail::Fp8Codes<Code> {
     for (int t = 0; t < tokens; ++t)
       for (int group = 0; group < group_count<Fp8Blocks>(tile.dims); ++group) {
         const int begin = group_begin<Fp8Blocks>(group), end = group_end<Fp8Blocks>(group, tile.dims);
-        const std::uint32_t amax = this->amax(values, t, begin, end);
+        const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const float scale = fit(amax);
         tile.template param<Param>(slot + t, group).scale = scale;
         const float inverse = amax < 0x7f800000u ? detail::inverse(scale) : 0.0f;

@@ -18,9 +18,10 @@ namespace kvfolia::inline KVF_ABI {
 
 namespace detail {
 
-// Codes are rounded as ggml rounds; a scale may differ from its own in the last bit.
 /// Blocks of 32 dims, each an fp16 scale and `CodeBytes` of codes; a token's blocks lie behind one
-/// another. `Format` has fit(amax, extreme), code(x) and put and get for one block's codes.
+/// another. `Format` has the divisor that makes a scale of the extreme value, whether the scale keeps that
+/// value's sign, and put and get for one block's codes. Codes are rounded as ggml rounds; a scale may differ
+/// from its own in the last bit.
 template <class Format, int CodeBytes>
 struct GgmlBlocks {
   using Exact = Identity<fp16>;
@@ -47,13 +48,13 @@ struct GgmlBlocks {
           extreme = bits > amax ? x : extreme;
           amax = bits > amax ? bits : amax;
         }
-        const float scale = amax < 0x7f800000u ? extreme * (1.0f / Format::divisor) : quiet_nan;
+        const float quotient = amax < 0x7f800000u ? extreme * (1.0f / Format::divisor) : quiet_nan;
+        const float scale = Format::is_signed ? quotient : magnitude(quotient);
         auto* block = bytes(tile, slot + t, group);
-        const fp16 stored = finite_fp16(Format::is_signed ? scale : magnitude(scale));
+        const fp16 stored(clamp_to_fp16(scale));
         block[0] = static_cast<std::uint8_t>(stored.bits);
         block[1] = static_cast<std::uint8_t>(stored.bits >> 8);
-        const float factor =
-            amax < 0x7f800000u ? inverse(Format::is_signed ? scale : magnitude(scale)) : 0.0f;
+        const float factor = amax < 0x7f800000u ? inverse(scale) : 0.0f;
         Format::put(block + 2, [&](int i) { return values(t, group * group_dims + i) * factor; });
       }
   }
@@ -74,9 +75,6 @@ struct GgmlBlocks {
   }
 
  private:
-  KVF_INLINE KVF_HD static fp16 finite_fp16(float x) {
-    return fp16(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
-  }
   template <class Tile>
   KVF_INLINE KVF_HD static auto* bytes(Tile tile, int slot, int group) {
     static_assert(detail::always_strided<Tile>, "ggml's blocks need an order that can be strided: SlotMajor");

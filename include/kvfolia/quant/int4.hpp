@@ -99,8 +99,7 @@ struct Int4 {
 
   template <class Tile>
   KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
-    detail::read_nibbles(tile, slot, codes,
-                         [](std::uint32_t code) { return static_cast<float>(static_cast<int>(code)); });
+    detail::read_nibbles(tile, slot, codes);
   }
   template <class Tile>
   KVF_INLINE KVF_HD float token_scale(Tile tile, int slot, int group) const {
@@ -142,11 +141,7 @@ struct Int4Symmetric {
     for (int t = 0; t < tokens; ++t)
       for (int group = 0; group < group_count<Int4Symmetric>(tile.dims); ++group) {
         const int begin = group_begin<Int4Symmetric>(group), end = group_end<Int4Symmetric>(group, tile.dims);
-        std::uint32_t amax = 0;
-        for (int d = begin; d < end; ++d) {
-          const auto bits = detail::bits_of(values(t, d)) & 0x7fffffffu;
-          amax = bits > amax ? bits : amax;
-        }
+        const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const fp16 scale = detail::fit_scale(detail::float_of(amax), 7.0f, 0.5f);
         tile.template param<Param>(slot + t, group).scale = scale;
         const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
@@ -214,8 +209,7 @@ struct Int4Channels {
 
   template <class Tile>
   KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
-    detail::read_nibbles(tile, slot, codes,
-                         [](std::uint32_t code) { return static_cast<float>(static_cast<int>(code)); });
+    detail::read_nibbles(tile, slot, codes);
   }
   template <class Tile>
   KVF_INLINE KVF_HD float channel_scale(Tile tile, int slot, int dim) const {

@@ -45,12 +45,7 @@ struct Int8Groups {
     for (int t = 0; t < tokens; ++t)
       for (int group = 0; group < group_count<Int8Groups>(tile.dims); ++group) {
         const int begin = group_begin<Int8Groups>(group), end = group_end<Int8Groups>(group, tile.dims);
-        // Bits of magnitudes order as magnitudes do, with NaN above all.
-        std::uint32_t amax = 0;
-        for (int d = begin; d < end; ++d) {
-          const auto bits = detail::bits_of(values(t, d)) & 0x7fffffffu;
-          amax = bits > amax ? bits : amax;
-        }
+        const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const fp16 scale = fit(detail::float_of(amax));
         tile.template param<Param>(slot + t, group).scale = scale;
         const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;

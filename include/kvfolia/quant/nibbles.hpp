@@ -34,4 +34,11 @@ KVF_INLINE KVF_HD void read_nibbles(Tile tile, int slot, float* values, ValueOf&
   }
 }
 
+/// The codes themselves, 0 to 15.
+template <class Tile>
+KVF_INLINE KVF_HD void read_nibbles(Tile tile, int slot, float* codes) {
+  read_nibbles(tile, slot, codes,
+               [](std::uint32_t code) { return static_cast<float>(static_cast<int>(code)); });
+}
+
 }  // namespace kvfolia::inline KVF_ABI::detail
