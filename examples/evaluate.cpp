@@ -10,9 +10,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <new>
@@ -30,6 +28,7 @@
 #include "common/llama.hpp"
 #include "common/policy.hpp"
 #include "common/policy_list.hpp"
+#include "common/program.hpp"
 #include "common/prose.hpp"
 #include "common/tokenizer.hpp"
 
@@ -58,22 +57,7 @@ struct Sample {
   std::vector<TokenId> calibration;
 };
 
-/// Messages are one line, whatever a file or an argument holds.
-void say(std::string message) {
-  for (char& c : message)
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  std::fprintf(stderr, "evaluate: %s\n", message.c_str());
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::string default_model() {
-  const char* folder = std::getenv("KVF_MODEL_DIR");
-  return (std::filesystem::path(folder ? folder : "build/model") / "SmolLM2-135M-Instruct.Q4_1.gguf")
-      .string();
-}
+void say(const std::string& message) { std::fprintf(stderr, "evaluate: %s\n", one_line(message).c_str()); }
 
 /// A file to be written at the end, but refused at the beginning.
 class OutputFile {

@@ -27,6 +27,7 @@
 #include "common/kv_cache.hpp"
 #include "common/llama.hpp"
 #include "common/policy.hpp"
+#include "common/program.hpp"
 #include "common/sampling.hpp"
 #include "common/tokenizer.hpp"
 #include "common/utf8.hpp"
@@ -51,16 +52,6 @@ struct Continuation {
   std::vector<double> logprobs{};
   bool ended = false;
 };
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::string default_model() {
-  const char* folder = std::getenv("KVF_MODEL_DIR");
-  return (std::filesystem::path(folder ? folder : "build/model") / "SmolLM2-135M-Instruct.Q4_1.gguf")
-      .string();
-}
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -255,11 +246,8 @@ void generate(const Options& options) {
     throw std::runtime_error("the output could not be written");
 }
 
-/// Errors are one line, whatever a file or an argument holds.
-int fail(int status, std::string message) {
-  for (char& c : message)
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  std::fprintf(stderr, "generate: %s\n", message.c_str());
+int fail(int status, const std::string& message) {
+  std::fprintf(stderr, "generate: %s\n", one_line(message).c_str());
   return status;
 }
 
