@@ -81,7 +81,7 @@ Bits through_cache(const Text& text, int page_tokens, const std::vector<int>& ch
     args.queries = {text.queries.data() + done * heads * dims, heads * dims, dims};
     args.out = {bits.out.data() + done * heads * dims, heads * dims, dims};
     args.lse = {bits.lse.data() + done * heads, heads, 1};
-    const auto plan = cpu::plan_attend(view, batch, {heads, threads});
+    const auto plan = cpu::plan_attend(view, batch, {heads, threads, cpu::AttendPath::plain});
     REQUIRE(plan);
     std::vector<std::byte> workspace(plan->workspace_bytes());
     if (threads == 1)
@@ -167,7 +167,7 @@ TEST_CASE("a sequence's bits do not depend on its company") {
     AttendArgs args;
     args.queries = {queries.data(), heads * dims, dims};
     args.out = {out.data(), heads * dims, dims};
-    const auto plan = cpu::plan_attend(view, batch, {heads, 4});
+    const auto plan = cpu::plan_attend(view, batch, {heads, 4, cpu::AttendPath::plain});
     std::vector<std::byte> workspace(plan->workspace_bytes());
     REQUIRE(cpu::attend(view, batch, args, *plan, workspace, Threads{4}));
     return std::vector<float>(out.end() - text.tokens * heads * dims, out.end());

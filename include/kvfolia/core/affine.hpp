@@ -22,6 +22,10 @@ struct Affine {
   bool channel_offset = false;
 };
 
+/// Whether blocks of tokens have parameters for every channel.
+template <class Q>
+inline constexpr bool has_channels = Q::affine.channel_scale || Q::affine.channel_offset;
+
 /// How many groups of dims have parameters of their own.
 template <class Q>
 KVF_INLINE KVF_HD constexpr int group_count(int dims) {

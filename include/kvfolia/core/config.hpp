@@ -19,8 +19,10 @@
 /// leave no copy (at -O1 to -O3) that a linker could give to a unit for an older processor.
 #if defined(__GNUC__)
 #define KVF_INLINE __attribute__((always_inline)) inline
+#define KVF_INLINE_LAMBDA __attribute__((always_inline))  // behind a lambda's parameters
 #else
 #define KVF_INLINE inline
+#define KVF_INLINE_LAMBDA
 #endif
 
 /// 1 adds checks that cost time (ids, bounds, non-finite input). Two translation units may differ:

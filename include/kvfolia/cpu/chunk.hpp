@@ -40,9 +40,6 @@ constexpr int most_value_groups(int dims) {
                     most_value_groups<Quant, Format + 1>(dims));
 }
 
-template <class Q>
-inline constexpr bool has_channels = Q::affine.channel_scale || Q::affine.channel_offset;
-
 /// Up to chunk_tokens tokens of one KV head, all of one format, and of one block where channels have
 /// parameters. `Dims` of a plane have codes [dim][token] for keys, [token][dim] for values.
 template <class Layout, class Quant>

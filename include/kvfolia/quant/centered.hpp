@@ -80,6 +80,19 @@ struct Centered {
     decode_affine(*this, tile, slot, values);
   }
 
+  /// The tile as Q reads it.
+  template <class Tile>
+  KVF_INLINE KVF_HD static Tile inner_tile(Tile tile) {
+    tile.params += mean_bytes(tile.dims, tile.page_tokens);
+    tile.param_stride = Q::param_bytes(tile.dims, 1);
+    return tile;
+  }
+  /// The channels' means of the block that a slot is in.
+  template <class Tile>
+  KVF_INLINE KVF_HD static const fp16* channel_params(Tile tile, int slot) {
+    return &mean(tile, slot, 0);
+  }
+
  private:
   KVF_INLINE KVF_HD static constexpr std::int64_t mean_bytes(int dims, int page_tokens) {
     const std::int64_t bytes =
@@ -90,13 +103,6 @@ struct Centered {
   KVF_INLINE KVF_HD static auto& mean(Tile tile, int slot, int dim) {
     return tile.template tile_param<fp16>(std::int64_t{slot / Tokens} * tile.dims + dim);
   }
-  template <class Tile>
-  KVF_INLINE KVF_HD static Tile inner_tile(Tile tile) {
-    tile.params += mean_bytes(tile.dims, tile.page_tokens);
-    tile.param_stride = Q::param_bytes(tile.dims, 1);
-    return tile;
-  }
-
   /// Adds up units of 2^-24, the smallest fp16: integers, so no order of additions changes the sum.
   template <class Tile, class Values>
   KVF_INLINE KVF_HD static void write_means(Tile tile, int slot, Values values) {

@@ -224,6 +224,12 @@ struct Int4Channels {
     decode_affine(*this, tile, slot, values);
   }
 
+  /// All channels' of the block that a slot is in.
+  template <class Tile>
+  KVF_INLINE KVF_HD static const Param* channel_params(Tile tile, int slot) {
+    return &param(tile, slot, 0);
+  }
+
  private:
   template <class Tile>
   KVF_INLINE KVF_HD static auto& param(Tile tile, int slot, int dim) {

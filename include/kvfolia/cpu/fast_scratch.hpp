@@ -1,0 +1,123 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Where the arrays of one worker of the fast path lie, and which kernels its formats are read with.
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kvfolia/core/affine.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/formats.hpp"
+#include "kvfolia/cpu/attend_plan.hpp"
+#include "kvfolia/cpu/codes.hpp"
+#include "kvfolia/cpu/key_kernels.hpp"
+#include "kvfolia/cpu/params.hpp"
+#include "kvfolia/cpu/row_blocks.hpp"
+#include "kvfolia/cpu/simd.hpp"
+#include "kvfolia/cpu/target.hpp"
+#include "kvfolia/cpu/unpack.hpp"
+
+namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
+
+/// Whether an order lets scores be computed in place, lanes neighbouring slots at a time.
+template <class Q, class Order>
+inline constexpr bool streams_slots = [] {
+  if constexpr (!has_vectors || Order::strided || !reads_slots<code_kind<Q>, Order>)
+    return false;
+  else
+    return Q::group_dims % Order::dim_multiple == 0;
+}();
+/// How a format's keys, and its values, are read while few queries need them.
+template <class Q, class Order, int Dims>
+inline constexpr bool streams_keys = streams_slots<Q, Order> || reads_tokens<Q, Order, Dims>;
+template <class Q, class Order, int Dims>
+inline constexpr bool streams_values = reads_tokens<Q, Order, Dims> && !has_channels<Q>;
+
+/// Whether scores are computed in integers.
+template <class Q, class Order>
+inline constexpr bool rounds = [] {
+  if constexpr (streams_slots<Q, Order>)
+    return in_bytes<code_kind<Q>, Order::dim_multiple>;
+  else
+    return false;
+}();
+
+template <class Layout, class Q>
+using ValueSideOf = std::conditional_t<Layout::shares_key_value, KeySide<Q>, ValueSide<Q>>;
+
+/// Facts about all formats of a cache.
+template <class Layout, class Quant, int Format = 0>
+struct FormatFacts {
+  using Q = FormatQuant<Format, Quant>;
+  using Key = KeySide<Q>;
+  using Value = ValueSideOf<Layout, Q>;
+  using Rest = FormatFacts<Layout, Quant, Format + 1>;
+  static constexpr int key_groups = std::max(group_count<Key>(Layout::key_dim), Rest::key_groups);
+  static constexpr int value_groups = std::max(
+      group_count<Value>(Layout::shares_key_value ? Layout::key_dim : Layout::value_dim), Rest::value_groups);
+  static constexpr bool rounds_queries = rounds<Key, typename Layout::KeyOrder> || Rest::rounds_queries;
+  static constexpr bool streams = streams_keys<Key, typename Layout::KeyOrder, Layout::key_dim> &&
+                                  streams_values<Value, typename Layout::ValueOrder, Layout::value_dim> &&
+                                  Rest::streams;
+};
+template <class Layout, class Quant>
+struct FormatFacts<Layout, Quant, format_count<Quant>> {
+  static constexpr int key_groups = 1;
+  static constexpr int value_groups = 1;
+  static constexpr bool rounds_queries = false;
+  static constexpr bool streams = true;
+};
+
+/// Offsets in floats. `rows` counts queries times heads of a group.
+template <class Layout, class Quant>
+class FastScratch {
+ public:
+  static constexpr int key_groups = FormatFacts<Layout, Quant>::key_groups;
+  static constexpr int value_groups = FormatFacts<Layout, Quant>::value_groups;
+  /// Of a row of values: whole vectors of any instruction set, so that none needs a remainder.
+  static constexpr std::int64_t value_stride = round_up(Layout::value_dim, 16);
+
+  /// Of a row of decoded values; a latent one may be decoded with the rest of its key.
+  static constexpr std::int64_t panel_stride =
+      round_up(Layout::shares_key_value ? Layout::key_dim : Layout::value_dim, 16);
+
+  constexpr explicit FastScratch(std::int64_t rows) : rows_(round_up<std::int64_t>(rows, row_block)) {}
+
+  constexpr std::int64_t queries() const { return 0; }
+  constexpr std::int64_t folded() const { return queries() + rows_ * Layout::key_dim; }
+  /// Two halves of [row][key_dim / 4] words.
+  constexpr std::int64_t query_bytes() const { return folded() + rows_ * Layout::key_dim; }
+  constexpr std::int64_t steps() const { return query_bytes() + rows_ * round_up(Layout::key_dim, 4) / 2; }
+  constexpr std::int64_t bases() const { return steps() + rows_; }
+  constexpr std::int64_t group_sums() const { return bases() + rows_; }  ///< [row][key_groups]
+  constexpr std::int64_t byte_sums() const { return group_sums() + rows_ * key_groups; }  ///< two halves
+  constexpr std::int64_t scores() const { return byte_sums() + 2 * rows_ * key_groups; }
+  constexpr std::int64_t weights() const { return scores() + rows_ * score_stride; }
+  constexpr std::int64_t key_scales() const {
+    return weights() + (value_groups > 1 ? value_groups * rows_ * score_stride : 0);
+  }
+  constexpr std::int64_t key_offsets() const { return key_scales() + key_groups * score_stride; }
+  constexpr std::int64_t value_scales() const { return key_offsets() + key_groups * score_stride; }
+  constexpr std::int64_t value_offsets() const { return value_scales() + value_groups * score_stride; }
+  constexpr std::int64_t channels() const { return value_offsets() + value_groups * score_stride; }
+  constexpr std::int64_t unpacked() const {
+    return channels() + 2 * std::max(Layout::key_dim, Layout::value_dim);
+  }
+  constexpr std::int64_t key_panel() const {
+    return unpacked() + panel_tokens * round_up(Layout::key_dim, 16);
+  }
+  constexpr std::int64_t value_panel() const { return key_panel() + panel_tokens * Layout::key_dim; }
+  constexpr std::int64_t tile() const { return value_panel() + tile_positions * panel_stride; }
+  constexpr std::int64_t total() const { return tile() + rows_ * state_floats(); }
+  constexpr std::int64_t size() const { return total() + rows_ * state_floats(); }
+
+  static constexpr std::int64_t state_floats() { return value_stride + 2; }
+  constexpr std::int64_t rows() const { return rows_; }
+
+ private:
+  std::int64_t rows_;
+};
+
+}  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail

@@ -1,0 +1,307 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Scores of all rows of a task with the keys of a tile: which kernel reads which format, and how scales
+// and offsets are folded around it.
+
+#include <math.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kvfolia/core/affine.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/fast_scratch.hpp"
+#include "kvfolia/cpu/key_kernels.hpp"
+#include "kvfolia/cpu/params.hpp"
+#include "kvfolia/cpu/prefetch.hpp"
+#include "kvfolia/cpu/row_blocks.hpp"
+#include "kvfolia/cpu/simd.hpp"
+#include "kvfolia/cpu/target.hpp"
+#include "kvfolia/cpu/tile_walk.hpp"
+#include "kvfolia/cpu/unpack.hpp"
+
+namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
+
+template <class Layout, class Quant>
+class TileScores {
+ public:
+  using Order = typename Layout::KeyOrder;
+  using Scratch = FastScratch<Layout, Quant>;
+  static constexpr int dims = Layout::key_dim;
+
+  /// `streams`: keys are read in place where a kernel can; decoded for all rows together otherwise.
+  TileScores(const PagedView<Layout, Quant>& view, int head, bool streams, const Scratch& at, float* scratch)
+      : view_(view),
+        head_(head),
+        padded_(at.rows()),
+        streams_(streams),
+        queries_(scratch + at.queries()),
+        folded_(scratch + at.folded()),
+        high_(reinterpret_cast<std::int32_t*>(scratch + at.query_bytes())),
+        low_(high_ + padded_ * (dims / 4)),
+        steps_(scratch + at.steps()),
+        bases_(scratch + at.bases()),
+        group_sums_(scratch + at.group_sums()),
+        high_sums_(reinterpret_cast<std::int32_t*>(scratch + at.byte_sums())),
+        low_sums_(high_sums_ + padded_ * Scratch::key_groups),
+        scores_(scratch + at.scores()),
+        scales_(scratch + at.key_scales()),
+        offsets_(scratch + at.key_offsets()),
+        channels_(scratch + at.channels()),
+        unpacked_(scratch + at.unpacked()),
+        panel_(scratch + at.key_panel()) {}
+
+  /// [rows][key_dim], as pages hold keys and times the softmax's scale: to be filled in before compute().
+  float* queries() const { return queries_; }
+
+  /// scores[row * score_stride + column] for all columns of some rows; `prefetch` is walked through
+  /// meanwhile.
+  void compute(const TileRuns& runs, const RowRange& rows, Prefetch prefetch, std::int64_t lines) {
+    rows_ = rows;
+    prefetch_ = prefetch;
+    for (int run = 0; run < runs.count;) {
+      const int end = runs.segment_end(run);
+      const TableEntry entry = runs.runs[run].entry;
+      visit_format(view_, entry, [&](const auto& quant) {
+        using Q = std::remove_cvref_t<decltype(key_side(quant))>;
+        lines_ = static_cast<int>((lines + steps<Q>(runs.columns) - 1) / steps<Q>(runs.columns));
+        if (streams_ && streams_keys<Q, Order, dims>) {
+          if constexpr (!Q::affine.channel_scale)  // which each block has of its own
+            if (prepared_ != entry.format()) prepare<Q>(queries_);
+          prepared_ = entry.format();
+          stream(key_side(quant), runs, run, end);
+        } else {
+          unpack(key_side(quant), runs, run, end);
+        }
+      });
+      run = end;
+    }
+  }
+
+ private:
+  /// How often prefetches are issued while a tile's scores are computed.
+  template <class Q>
+  std::int64_t steps(int columns) const {
+    const int dims_at_once = Order::strided ? 2 : Order::dim_multiple;
+    return std::max<std::int64_t>(1, columns * dims / (2 * lanes * dims_at_once));
+  }
+
+  // ---- queries, made ready for a format or a block ----
+
+  template <class Q>
+  void prepare(const float* queries) {
+    constexpr int groups = group_count<Q>(dims);
+    if constexpr (Q::affine.token_offset)
+      for (std::int64_t row = 0; row < padded_; ++row)
+        for (int group = 0; group < groups; ++group) {
+          float sum = 0.0f;
+          for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); ++d)
+            sum += queries_[row * dims + d];
+          group_sums_[row * groups + group] = sum;
+        }
+    if constexpr (rounds<Q, Order>)
+      for (std::int64_t row = 0; row < padded_; ++row) round_to_bytes<Q>(queries + row * dims, row);
+    if constexpr (!has_channels<Q>) std::fill_n(bases_, padded_, 0.0f);
+  }
+
+  template <class Q>
+  void round_to_bytes(const float* query, std::int64_t row) {
+    constexpr int groups = group_count<Q>(dims);
+    constexpr float largest = 127.0f * 128.0f;
+    float amax = 0.0f;
+    for (int d = 0; d < dims; ++d) amax = std::max(amax, fabsf(query[d]));
+    const float step = amax / largest;
+    steps_[row] = step;
+    const float inverse = step >= 0x1p-126f ? 1.0f / step : 0.0f;
+    auto* high = reinterpret_cast<std::int8_t*>(high_ + row * (dims / 4));
+    auto* low = reinterpret_cast<std::int8_t*>(low_ + row * (dims / 4));
+    for (int group = 0; group < groups; ++group) {
+      std::int32_t high_sum = 0, low_sum = 0;
+      for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); ++d) {
+        const auto code = static_cast<std::int32_t>(nearbyintf(query[d] * inverse));
+        const std::int32_t upper = (code + 64) >> 7, lower = code - upper * 128;
+        // Where one word holds 8 codes of 4 bits, its even dims come first.
+        const int at = Order::dim_multiple == 8 ? d / 8 * 8 + d % 2 * 4 + d % 8 / 2 : d;
+        high[at] = static_cast<std::int8_t>(upper);
+        low[at] = static_cast<std::int8_t>(lower);
+        high_sum += upper;
+        low_sum += lower;
+      }
+      high_sums_[row * groups + group] = high_sum;
+      low_sums_[row * groups + group] = low_sum;
+    }
+  }
+
+  /// Folds a block's channel parameters into the queries; gives those that meet the codes.
+  template <class Q, class Tile>
+  const float* fold(const Q& quant, const Tile& tile, int slot) {
+    const float* queries = queries_;
+    if constexpr (has_channels<Q>) {
+      read_channel_params(quant, tile, slot, channels_, channels_ + dims);
+      if constexpr (Q::affine.channel_offset)
+        for (std::int64_t row = 0; row < padded_; ++row) {
+          Floats sum = zeros();
+          int d = 0;
+          for (; d + lanes <= dims; d += lanes)
+            sum = hn::MulAdd(load(queries_ + row * dims + d), load(channels_ + dims + d), sum);
+          float base = sum_of(sum);
+          for (; d < dims; ++d) base = fmaf(queries_[row * dims + d], channels_[dims + d], base);
+          bases_[row] = base;
+        }
+      if constexpr (Q::affine.channel_scale) {
+        for (std::int64_t row = 0; row < padded_; ++row)
+          for (int d = 0; d < dims; ++d) folded_[row * dims + d] = queries_[row * dims + d] * channels_[d];
+        queries = folded_;
+        prepare<Q>(queries);
+      }
+    }
+    return queries;
+  }
+
+  // ---- keys where they lie ----
+
+  template <class Q>
+  KeyRows rows(const float* queries) const {
+    return {dims,        Q::group_dims == 0 ? dims : Q::group_dims,
+            queries,     bases_,
+            group_sums_, high_,
+            low_,        high_sums_,
+            low_sums_,   steps_,
+            scores_};
+  }
+
+  template <class Q>
+  void stream(const Q& quant, const TileRuns& runs, int begin, int end) {
+    if constexpr (streams_slots<Q, Order>) {
+      for (int i = begin; i < end; ++i) {
+        const Run& run = runs.runs[i];
+        const auto tile = view_.key_tile(run.entry, head_);
+        each_block<Q>(run.slot, run.count, [&](int slot, int count) {
+          const float* queries = fold(quant, tile, slot);
+          score_run(quant, tile, slot, count, rows<Q>(queries), run.column + slot - run.slot);
+        });
+      }
+    } else if constexpr (reads_tokens<Q, Order, dims>) {
+      const std::byte* tokens[tile_positions];
+      const auto point = [&](const auto& tile, int slot, int count, int column) {
+        for (int t = 0; t < count; ++t) tokens[column + t] = tile.codes + (slot + t) * tile.code_stride;
+        if constexpr (Q::affine.token_scale || Q::affine.token_offset)
+          read_token_params(quant, tile, slot, count, scales_ + column, offsets_ + column, score_stride);
+      };
+      const auto score = [&](int column, int count, const float* queries) {
+        score_tokens<code_kind<Q>, Q::affine, (group_count<Q>(dims) > 1)>(
+            tokens, rows<Q>(queries), rows_, {scales_, offsets_}, column, count, prefetch_, lines_);
+      };
+      for (int i = begin; i < end; ++i) {
+        const Run& run = runs.runs[i];
+        const auto tile = view_.key_tile(run.entry, head_);
+        each_block<Q>(run.slot, run.count, [&](int slot, int count) {
+          const int column = run.column + slot - run.slot;
+          point(tile, slot, count, column);
+          if constexpr (has_channels<Q>) score(column, count, fold(quant, tile, slot));
+        });
+      }
+      if constexpr (!has_channels<Q>) {
+        const int first = runs.runs[begin].column;
+        score(first, runs.runs[end - 1].column + runs.runs[end - 1].count - first, queries_);
+      }
+    }
+  }
+
+  /// Slots of one block of a page whose order has neighbouring slots side by side.
+  template <class Q, class Tile>
+  void score_run(const Q& quant, const Tile& tile, int slot, int count, const KeyRows& rows, int column) {
+    constexpr CodeKind kind = code_kind<Q>;
+    constexpr int x = Order::dim_multiple, slot_bytes = x * kind_bits(kind) / 8;
+    const std::int64_t row_bytes = std::int64_t{tile.page_tokens} * slot_bytes;
+    const KeyColumns columns{scales_, offsets_};
+    if constexpr (Q::affine.token_scale || Q::affine.token_offset)
+      read_token_params(quant, tile, slot, count, scales_ + column, offsets_ + column, score_stride);
+    for (const int until = column + count; column < until;) {
+      const int left = until - column, room = tile.page_tokens - slot;
+      const std::byte* codes = tile.codes + slot * slot_bytes;
+      const int vectors = left > lanes && room >= 2 * lanes ? 2 : 1;
+      if (vectors == 2) {
+        score_slots<kind, x, Q::affine, 2>(codes, row_bytes, rows, rows_, columns, column, prefetch_, lines_);
+      } else if (room >= lanes) {
+        score_slots<kind, x, Q::affine, 1>(codes, row_bytes, rows, rows_, columns, column, prefetch_, lines_);
+      } else {
+        // A vector would reach behind the page: it gets slots that are not there.
+        alignas(64) std::byte copy[dims / x * lanes * slot_bytes] = {};
+        for (int w = 0; w < dims / x; ++w)
+          std::copy_n(codes + w * row_bytes, std::min(left, room) * slot_bytes,
+                      copy + w * lanes * slot_bytes);
+        score_slots<kind, x, Q::affine, 1>(copy, lanes * slot_bytes, rows, rows_, columns, column, prefetch_,
+                                           lines_);
+      }
+      column += vectors * lanes;
+      slot += vectors * lanes;
+    }
+  }
+
+  // ---- keys decoded once for all rows ----
+
+  template <class Q>
+  void unpack(const Q& quant, const TileRuns& runs, int begin, int end) {
+    constexpr std::int64_t stride = round_up(dims, 16);
+    constexpr std::int64_t row_bytes = panel_tokens * sizeof(float);
+    std::fill_n(bases_, padded_, 0.0f);
+    prepared_ = -1;
+    const KeyRows rows{dims,    dims,    queries_, bases_,  nullptr, nullptr,
+                       nullptr, nullptr, nullptr,  nullptr, scores_};
+    int filled = 0, column = runs.runs[begin].column;
+    const auto flush = [&] {
+      transpose(unpacked_, stride, filled, dims, panel_);
+      const auto* codes = reinterpret_cast<const std::byte*>(panel_);
+      for (int t = 0; t < filled; t += 2 * lanes)
+        score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * sizeof(float), row_bytes, rows, rows_, {},
+                                                    column + t, prefetch_, 0);
+      column += filled;
+      filled = 0;
+    };
+    for (int i = begin; i < end; ++i) {
+      const Run& run = runs.runs[i];
+      const auto tile = view_.key_tile(run.entry, head_);
+      each_block<Q>(run.slot, run.count, [&](int slot, int count) {
+        for (int done = 0; done < count;) {
+          const int part = std::min(count - done, panel_tokens - filled);
+          unpack_rows<Order, dims>(quant, tile, slot + done, part, unpacked_ + filled * stride, stride,
+                                   channels_);
+          done += part;
+          filled += part;
+          if (filled == panel_tokens) flush();
+        }
+      });
+    }
+    if (filled > 0) flush();
+  }
+
+  const PagedView<Layout, Quant>& view_;
+  const int head_;
+  const std::int64_t padded_;  ///< all rows, and what completes the last block
+  const bool streams_;
+  RowRange rows_{};  ///< to be computed now
+  Prefetch prefetch_{};
+  int lines_ = 0;      ///< prefetched at a step
+  int prepared_ = -1;  ///< the format that the queries were last prepared for
+  float* queries_;
+  float* folded_;
+  std::int32_t* high_;
+  std::int32_t* low_;
+  float* steps_;
+  float* bases_;       ///< [row], what a block's channel offsets add to every score
+  float* group_sums_;  ///< [row][group] of the queries
+  std::int32_t* high_sums_;
+  std::int32_t* low_sums_;
+  float* scores_;
+  float* scales_;  ///< [group][column], as offsets_
+  float* offsets_;
+  float* channels_;
+  float* unpacked_;
+  float* panel_;
+};
+
+}  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail
