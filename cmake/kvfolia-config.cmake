@@ -5,11 +5,20 @@
 # on request.
 
 include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-export.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-cpu.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-cuda.cmake)
 
 foreach(component IN LISTS kvfolia_FIND_COMPONENTS)
   if(component STREQUAL "cpu")
-    set(kvfolia_cpu_FOUND TRUE)
+    kvfolia_find_highway()
+    if(hwy_FOUND)
+      kvfolia_add_cpu()
+      set(kvfolia_cpu_FOUND TRUE)
+    elseif(kvfolia_FIND_REQUIRED_cpu)
+      set(kvfolia_FOUND FALSE)
+      set(kvfolia_NOT_FOUND_MESSAGE "kvfolia's component cpu ${kvfolia_no_highway}")
+      return()
+    endif()
   elseif(component STREQUAL "cuda")
     find_package(CUDAToolkit QUIET)
     if(CUDAToolkit_FOUND)

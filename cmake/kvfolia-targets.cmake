@@ -12,10 +12,5 @@ target_compile_features(kvfolia INTERFACE cxx_std_20)
 target_include_directories(kvfolia INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
-# The CPU kernels. Threads come from the caller's executor.
-add_library(kvfolia_cpu INTERFACE)
-add_library(kvfolia::cpu ALIAS kvfolia_cpu)
-set_target_properties(kvfolia_cpu PROPERTIES EXPORT_NAME cpu)
-target_link_libraries(kvfolia_cpu INTERFACE kvfolia)
-
+include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-cpu.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/kvfolia-cuda.cmake)

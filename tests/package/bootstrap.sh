@@ -36,7 +36,8 @@ for tool in sh dirname mkdir awk sed grep cat printf tail cut tr; do
 done
 expect 1 "Void Linux is not one that this script can install packages on" \
   env PATH="$work/bin" CXX=no-such-compiler KVF_OS_RELEASE="$work/os-release" sh "$work/cmake/bootstrap.sh" deps
-grep -q "cmake" "$work/out" && grep -q "ninja" "$work/out" && grep -q "no-such-compiler" "$work/out" || {
+grep -q "cmake" "$work/out" && grep -q "ninja" "$work/out" && grep -q "no-such-compiler" "$work/out" &&
+  grep -q "Highway" "$work/out" || {
   cat "$work/out"
   exit 1
 }

@@ -27,9 +27,22 @@ consume() { # consume WAY [CMAKE_ARGUMENT...]
   quiet "run by $way" "$work/consumer/consumer"
 }
 
-# Headers in a folder of their own, as distributions like them. A package made without CUDA serves CUDA users.
+refused() { # refused WORDS CMAKE_ARGUMENT...: configuring the consumer fails and says so, on one line
+  words=$1
+  shift
+  if cmake -S "$here/consumer" -B "$work/refused" --fresh -G Ninja "$@" >"$work/log" 2>&1; then
+    echo "FAILED: configured with $*"
+    exit 1
+  fi
+  # CMake breaks the lines.
+  tr -s '\n ' '  ' <"$work/log" | grep -q "$words" || { cat "$work/log"; echo "FAILED: not said: $words"; exit 1; }
+  echo "ok: $words"
+}
+
+# Headers in a folder of their own, as distributions like them. A package made without CUDA serves CUDA users,
+# one made without Highway serves those who have it.
 quiet "configure the package" cmake -S "$source" -B "$work/package" -G Ninja -DKVFOLIA_BUILD_TESTS=OFF \
-  -DKVFOLIA_BUILD_BENCH=OFF -DKVFOLIA_BUILD_EXAMPLES=OFF -DKVFOLIA_CUDA=OFF \
+  -DKVFOLIA_BUILD_BENCH=OFF -DKVFOLIA_BUILD_EXAMPLES=OFF -DKVFOLIA_CUDA=OFF -DCMAKE_DISABLE_FIND_PACKAGE_hwy=ON \
   -DCMAKE_INSTALL_INCLUDEDIR=include/kvfolia-0
 quiet "install the package" cmake --install "$work/package" --prefix "$work/prefix"
 # Installed headers only: the package must work when it is moved, and without the source.
@@ -42,13 +55,19 @@ fi
 consume add_subdirectory -DKVFOLIA_SOURCE="$source"
 consume FetchContent -DKVFOLIA_SOURCE="$source"
 
-if cmake -S "$here/consumer" -B "$work/unknown" -G Ninja -DKVFOLIA_BY="unknown component" \
-  -DCMAKE_PREFIX_PATH="$work/moved" >"$work/log" 2>&1; then
-  echo "FAILED: an unknown component was found"
-  exit 1
-fi
-grep -q "kvfolia has no component gpu: there are cpu and cuda" "$work/log" || { cat "$work/log"; exit 1; }
-echo "ok: an unknown component is refused by name"
+# Without Highway: all but the kernels.
+without="-DCMAKE_DISABLE_FIND_PACKAGE_hwy=ON"
+consume find_package -DCMAKE_PREFIX_PATH="$work/moved" -DKVFOLIA_ALONE=ON $without
+consume add_subdirectory -DKVFOLIA_SOURCE="$source" -DKVFOLIA_ALONE=ON $without
+refused "kvfolia's component cpu needs Highway 1.0.3 or later" -DKVFOLIA_BY=find_package \
+  -DCMAKE_PREFIX_PATH="$work/moved" $without
+refused "no kvfolia::cpu; it needs Highway 1.0.3 or later" -DKVFOLIA_BY=add_subdirectory \
+  -DKVFOLIA_SOURCE="$source" $without
+quiet "configure with cpu wished for only" cmake -S "$here/consumer" -B "$work/refused" --fresh -G Ninja \
+  -DKVFOLIA_BY="optional component" -DKVFOLIA_ALONE=ON -DCMAKE_PREFIX_PATH="$work/moved" $without
+
+refused "kvfolia has no component gpu: there are cpu and cuda" -DKVFOLIA_BY="unknown component" \
+  -DCMAKE_PREFIX_PATH="$work/moved"
 
 if command -v nvcc >/dev/null 2>&1; then
   consume cuda -DCMAKE_PREFIX_PATH="$work/moved"
