@@ -30,7 +30,11 @@ ROOMS = {
 }
 # Umbrellas, which belong to no room.
 UMBRELLAS = {"kvfolia.hpp", "cpu.hpp", "version.hpp"}
+# The umbrella of what needs nothing but a compiler.
+PLAIN_UMBRELLA = "kvfolia.hpp"
+BACKENDS = {"cpu", "cuda"}
 BANNED_HEADERS = {"format", "ranges", "source_location"}
+INCLUDE_LINE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 violations = []
 
@@ -48,26 +52,36 @@ def check_header(path):
         report(path, 1, f"'{room}' is not a room")
         return
     for number, line in enumerate(text.splitlines(), 1):
-        match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+        match = INCLUDE_LINE.match(line)
         if not match:
             continue
         kind, name = match.groups()
         if kind == '"':
             if not name.startswith("kvfolia/"):
                 report(path, number, f"own headers are included by their full name, not '{name}'")
-            elif room in ROOMS:
+            else:
                 target = name.split("/")[1]
-                if target != room and target not in ROOMS[room]:
+                if room in ROOMS and target != room and target not in ROOMS[room]:
                     report(path, number, f"{room} must not include {target}")
+                if room == PLAIN_UMBRELLA and target in BACKENDS:
+                    report(path, number, f"{room} must not include {target}, which has dependencies")
             if name.endswith(".cuh") and path.suffix == ".hpp":
                 report(path, number, "a .hpp never includes a .cuh")
         else:
-            if name.startswith("hwy/") and room != "cpu":
-                report(path, number, "only cpu includes Highway")
             if re.match(r"cu(da|b/|blas)|thrust/|mma\.h", name) and path.suffix != ".cuh":
                 report(path, number, "CUDA headers appear only in .cuh files")
             if name in BANNED_HEADERS:
                 report(path, number, f"<{name}> is missing from a compiler that is supported")
+
+
+def check_highway(path):
+    """Kernels alone know Highway: no other header, program or test."""
+    if path.suffix not in {".hpp", ".cuh", ".h", ".cpp", ".cu"} or path.parent == INCLUDE / "cpu":
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = INCLUDE_LINE.match(line)
+        if match and match.group(2).startswith("hwy/"):
+            report(path, number, "only include/kvfolia/cpu includes Highway")
 
 
 def tracked_files():
@@ -95,6 +109,7 @@ for header in headers:
     check_header(header)
 for file in files:
     check_licence(file)
+    check_highway(file)
 for violation in violations:
     print(violation)
 print(f"{len(headers)} headers, {len(files)} files, {len(violations)} violations")
