@@ -7,6 +7,7 @@
 // (`multiply_add`; products of shorter numbers may go beyond it). `error` is the output's, relative L2
 // against double precision over the same pages.
 // Names: attend/quantizer/keys/heads:QxKV/dims/batch/queries/threads/pages/placing/order of the keys.
+// Where ggml is found, ggml/type/... are its flash attention over the same numbers, [head][key][dim].
 // For figures to keep, take medians of cases in turns, chosen with --benchmark_filter:
 //   --benchmark_enable_random_interleaving=true --benchmark_repetitions=5
 //   --benchmark_report_aggregates_only=true
@@ -23,5 +24,8 @@ int main(int argc, char** argv) {
   return kvfolia_bench::bench_main(argc, argv, [](kvfolia_bench::Bench& bench) {
     kvfolia_bench::add_floats(bench);
     kvfolia_bench::add_integers(bench);
+#ifdef KVF_BENCH_GGML
+    kvfolia_bench::add_ggml(bench);
+#endif
   });
 }

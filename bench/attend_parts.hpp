@@ -9,5 +9,6 @@ class Bench;
 
 void add_floats(Bench& bench);
 void add_integers(Bench& bench);
+void add_ggml(Bench& bench);
 
 }  // namespace kvfolia_bench
