@@ -40,6 +40,13 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   for (int row = 0; row < batch.rows; ++row)
     if (plan_row(batch, row, view.kv_heads, view.page_tokens) != plan.rows[static_cast<std::size_t>(row)])
       return bad_argument("plan (made for another batch)");
+  for (const AttendPlan::Task& task : plan.tasks)
+    for (std::int32_t i = 1; task.head == 0 && i < task.sharer_count; ++i) {
+      const AttendPlan::Sharer* sharers = plan.sharers.data() + task.first_sharer;
+      if (common_tiles(row_table(batch, sharers[0].row, 0, view.page_tokens),
+                       row_table(batch, sharers[i].row, 0, view.page_tokens)) < task.tile_end)
+        return bad_argument("plan (made for a batch whose rows share pages)");
+    }
   const std::int32_t tokens = batch.total_queries();
   if (tokens == 0) return {};
   const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {
@@ -80,14 +87,14 @@ Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, co
     exec.parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int worker) {
       const AttendPlan::Task& task = tasks[static_cast<std::size_t>(i)];
       Task work(view, batch, args, plan, task, floats + worker * plan.scratch_floats);
-      body(work, task.partial < 0 ? nullptr : states + task.partial * plan.state_floats);
+      body(work);
     });
   };
   const auto all = [&](auto path) {
     each(
-        plan.tasks, [](auto& work, float* to) { work.run(to); }, path);
+        plan.tasks, [&](auto& work) { work.run(states); }, path);
     each(
-        plan.merges, [](auto& work, float* from) { work.merge(from); }, path);
+        plan.merges, [&](auto& work) { work.merge(states); }, path);
   };
   if constexpr (has_vectors)
     if (plan.config.path == AttendPath::fast) {

@@ -44,7 +44,14 @@ struct AttendPlan {
     std::int64_t partial;           ///< where its tiles' states go; -1: the task writes the output itself
     bool streams;                   ///< pages are read in place; decoded once for many queries otherwise
     std::int32_t first_sharer = 0;  ///< of `sharers`
-    std::int32_t sharer_count = 0;  ///< where several rows' tables begin alike: their queries, one each
+    std::int32_t sharer_count =
+        0;  ///< rows that have the tiles in common, instead of `row`; 0: they are its own
+  };
+
+  /// A row with one query whose table begins as others' do.
+  struct Sharer {
+    std::int32_t row;
+    std::int64_t partial;
   };
 
   /// What a batch must still have when the plan is used.
@@ -57,8 +64,8 @@ struct AttendPlan {
   };
 
   std::vector<Task> tasks;
-  std::vector<Task> merges;           ///< over all tiles of what tasks left as states
-  std::vector<std::int32_t> sharers;  ///< rows of tasks over shared pages
+  std::vector<Task> merges;  ///< over all tiles of what tasks left as states
+  std::vector<Sharer> sharers;
   AttendConfig config;
   std::vector<Row> rows;
   std::int32_t kv_heads = 0;

@@ -82,7 +82,7 @@ class FastTask {
         scores_(view, task.head, task.streams, at_, scratch),
         values_(view, task.head, task.streams, at_, scratch) {}
 
-  /// Reduces the task's tiles: into the output, or into one state a tile from `states` on.
+  /// Reduces the task's tiles: into the output, or into states of their own.
   void run(float* states) {
     load_queries();
     total_.clear(rows_.count());
@@ -95,20 +95,22 @@ class FastTask {
       next.count = 0;
       if (tile + 1 < task_.tile_end) walk.collect(tile + 1, next);
       reduce(tile, buffers[now], next);
-      const std::int64_t floats = rows_.count() * Rows::floats;
-      if (states)
-        std::copy_n(tile_.data, floats, states + tile * floats);
-      else
+      if (task_.partial < 0) {
         merge_tile(tile_);
+        continue;
+      }
+      rows_.each_state(tile, [&](std::int64_t state, std::int64_t row, std::int64_t count) {
+        std::copy_n(tile_.data + row * Rows::floats, count * Rows::floats, states + state * Rows::floats);
+      });
     }
-    if (!states) write();
+    if (task_.partial < 0) write();
   }
 
   /// Merges what run() left in `states`.
   void merge(float* states) {
     total_.clear(rows_.count());
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
-      merge_tile({states + tile * rows_.count() * Rows::floats});
+      merge_tile({states + (task_.partial + tile * rows_.count()) * Rows::floats});
     write();
   }
 

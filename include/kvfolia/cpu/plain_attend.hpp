@@ -57,29 +57,33 @@ class PlainTask {
     total_.data = scratch + at.total();
   }
 
-  /// Reduces the task's tiles: into the output, or into one state a tile from `states` on.
+  /// Reduces the task's tiles: into the output, or into states of their own.
   void run(float* states) {
     for (std::int64_t row = 0; row < rows_.count(); ++row)
       rows_.load_query(row, queries_ + row * Layout::key_dim);
     total_.clear(rows_.count());
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile) {
-      if (states) tile_.data = states + tile * rows_.count() * Rows::floats;
+      if (task_.partial >= 0) tile_.data = state(states, tile);
       tile_.clear(rows_.count());
       reduce_tile(tile);
-      if (!states) total_.merge(tile_, rows_.count());
+      if (task_.partial < 0) total_.merge(tile_, rows_.count());
     }
-    if (!states) write();
+    if (task_.partial < 0) write();
   }
 
   /// Merges what run() left in `states`.
   void merge(float* states) {
     total_.clear(rows_.count());
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
-      total_.merge({states + tile * rows_.count() * Rows::floats}, rows_.count());
+      total_.merge({state(states, tile)}, rows_.count());
     write();
   }
 
  private:
+  float* state(float* states, std::int64_t tile) const {
+    return states + (task_.partial + tile * rows_.count()) * Rows::floats;
+  }
+
   void reduce_tile(std::int64_t tile) {
     const std::int64_t begin = tile * tile_positions;
     const std::int64_t end = begin + tile_positions;

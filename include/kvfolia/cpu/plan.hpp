@@ -3,7 +3,6 @@
 #pragma once
 // Deciding, once a step, who computes which part of attention.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kvfolia/core/batch_view.hpp"
@@ -13,6 +12,8 @@
 #include "kvfolia/cpu/attend_plan.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/plain_attend.hpp"
+#include "kvfolia/cpu/planner.hpp"
+#include "kvfolia/cpu/simd.hpp"
 #include "kvfolia/cpu/target.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
@@ -41,34 +42,6 @@ constexpr bool rounds_queries() {
 }
 
 namespace detail {
-
-/// Queries of one row that share what is read of a key on the plain path.
-inline constexpr std::int32_t plain_query_block = 16;
-/// Rows with up to so many queries have their pages read in place.
-inline constexpr std::int32_t streaming_queries = 4;
-/// Queries times heads of a group that share what is decoded of a key.
-inline constexpr std::int32_t decoding_rows = 256;
-
-/// Queries of a row that a task takes at a time.
-inline std::int32_t query_block(AttendPath path, std::int32_t queries, int group) {
-  if (path == AttendPath::plain) return plain_query_block;
-  return queries <= streaming_queries ? streaming_queries : std::max(1, decoding_rows / group);
-}
-
-/// One past the last tile that has a key.
-inline std::int64_t tile_count(const RowTable& table) {
-  for (int i = table.count - 1; i >= 0; --i)
-    if (table.used(i) > 0) return table.position(i, table.used(i) - 1) / tile_positions + 1;
-  return 0;
-}
-
-inline AttendPlan::Row plan_row(const BatchView& batch, int row, int kv_heads, int page_tokens) {
-  std::int64_t tiles = 0;
-  for (int head = 0; head < (batch.table.head_stride == 0 ? 1 : kv_heads); ++head)
-    tiles += tile_count(row_table(batch, row, head, page_tokens));
-  return {batch.query_tokens(row), batch.length(row, page_tokens), batch.first_query(row, page_tokens),
-          tiles};
-}
 
 /// Floats of a worker's scratch, and of a state.
 template <class Layout, class Quant>
@@ -103,41 +76,10 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
   plan.page_tokens = view.page_tokens;
   plan.key_dim = Layout::key_dim;
   plan.value_dim = Layout::value_dim;
-  const AttendPath path = plan.config.path;
-  const int group = config.query_heads / view.kv_heads;
-  std::int64_t items = 0;
-  for (int row = 0; row < batch.rows; ++row) {
+  for (int row = 0; row < batch.rows; ++row)
     plan.rows.push_back(detail::plan_row(batch, row, view.kv_heads, view.page_tokens));
-    const std::int32_t queries = batch.query_tokens(row);
-    const std::int32_t block = detail::query_block(path, queries, group);
-    plan.scratch_rows = std::max(plan.scratch_rows, std::int64_t{std::min(queries, block)} * group);
-    items += (queries + block - 1) / block * view.kv_heads;
-  }
+  detail::Planner(plan, batch).run();
   detail::size_scratch<Layout, Quant>(plan);
-
-  // With enough items for all threads nothing is gained by cutting one into several.
-  const bool split = items < std::int64_t{4} * config.concurrency && config.concurrency > 1;
-  for (int row = 0; row < batch.rows; ++row) {
-    const std::int32_t queries = batch.query_tokens(row);
-    const std::int32_t block = detail::query_block(path, queries, group);
-    const bool streams = path == AttendPath::fast && queries <= detail::streaming_queries;
-    for (int head = 0; head < view.kv_heads; ++head) {
-      const std::int64_t tiles = detail::tile_count(row_table(batch, row, head, view.page_tokens));
-      for (std::int32_t begin = 0; begin < queries; begin += block) {
-        const std::int32_t end = std::min(begin + block, queries);
-        if (!split || tiles < 2) {
-          plan.tasks.push_back({row, head, begin, end, 0, tiles, -1, streams});
-          continue;
-        }
-        plan.merges.push_back({row, head, begin, end, 0, tiles, plan.states, streams});
-        const std::int64_t parts = std::min<std::int64_t>(tiles, std::int64_t{4} * config.concurrency);
-        for (std::int64_t part = 0; part < parts; ++part)
-          plan.tasks.push_back({row, head, begin, end, tiles * part / parts, tiles * (part + 1) / parts,
-                                plan.states, streams});
-        plan.states += tiles * (end - begin) * group;
-      }
-    }
-  }
   return plan;
 }
 

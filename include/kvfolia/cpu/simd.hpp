@@ -4,16 +4,6 @@
 // Vectors of the instruction set that is compiled for, through Highway; and the few instructions that
 // Highway 1.0 has no name for.
 
-// Highway 1.0 stops with an error where flags allow its best x86 target and nobody asks for that; and
-// takes no vector longer than 16 bytes where they leave out AES, which x86-64-v3 and -v4 do.
-#if defined(__AVX512BITALG__) && !defined(HWY_WANT_AVX3_DL)
-#define HWY_WANT_AVX3_DL
-#endif
-#if defined(__SSE4_2__) && !(defined(__AES__) && defined(__PCLMUL__)) && !defined(HWY_DISABLE_PCLMUL_AES)
-#define HWY_DISABLE_PCLMUL_AES
-#endif
-#include <hwy/highway.h>
-
 #include <hwy/contrib/math/math-inl.h>
 
 #include <cstddef>

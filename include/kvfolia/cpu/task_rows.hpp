@@ -50,9 +50,17 @@ class TaskRows {
   float scale() const { return scale_; }
   int head(std::int64_t row) const { return task_.head * group_ + static_cast<int>(row % group_); }
   RowTable table() const {
-    return row_table(batch_, shared_ ? shared_[0] : task_.row, task_.head, view_.page_tokens);
+    return row_table(batch_, shared_ ? shared_[0].row : task_.row, task_.head, view_.page_tokens);
   }
   Sight sight() const { return {first_query_, last_key_, view_.window}; }
+
+  /// f(state, row, count): which of the plan's states hold a tile of which of the task's rows.
+  template <class F>
+  void each_state(std::int64_t tile, F&& f) const {
+    if (!shared_) return f(task_.partial + tile * count(), std::int64_t{0}, count());
+    for (std::int64_t i = 0; i < queries_; ++i)
+      f(shared_[i].partial + tile * group_, i * group_, std::int64_t{group_});
+  }
 
   /// One query of the task.
   struct Query {
@@ -63,7 +71,7 @@ class TaskRows {
     std::int64_t row_keys;  ///< one past the last position of the row's queries
   };
   Query query(std::int64_t i) const {
-    const int row = shared_ ? shared_[i] : task_.row;
+    const int row = shared_ ? shared_[i].row : task_.row;
     const auto index = shared_ ? 0 : task_.query_begin + static_cast<std::int32_t>(i);
     const std::int64_t first = batch_.first_query(row, view_.page_tokens).value;
     return {row, index, std::int64_t{batch_.query_begin(row)} + index, first + index,
@@ -108,7 +116,7 @@ class TaskRows {
   const BatchView& batch_;
   const AttendArgs& args_;
   const Task& task_;
-  const std::int32_t* shared_;  ///< batch rows with one query each, where several share the task's tiles
+  const AttendPlan::Sharer* shared_;  ///< where several rows share the task's tiles
   const int group_;
   const std::int64_t queries_;
   float scale_ = 0.0f;
