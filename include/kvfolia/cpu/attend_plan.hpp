@@ -72,6 +72,7 @@ struct AttendPlan {
   std::int32_t page_tokens = 0;
   std::int32_t key_dim = 0;
   std::int32_t value_dim = 0;
+  bool amx = false;                 ///< rows with many queries are multiplied in matrix registers
   std::int64_t scratch_rows = 0;    ///< queries times heads of a group that a worker keeps at a time
   std::int64_t scratch_floats = 0;  ///< of one worker
   std::int64_t states = 0;          ///< of one query, head and tile each

@@ -75,6 +75,7 @@ class FastTask {
         args_(args),
         rows_(view, batch, args, plan, task),
         task_(task),
+        amx_(plan.amx && !task.streams),
         at_(plan.scratch_rows),
         probabilities_(scratch + at_.scores()),
         tile_{scratch + at_.tile()},
@@ -85,6 +86,27 @@ class FastTask {
   /// Reduces the task's tiles: into the output, or into states of their own.
   void run(float* states) {
     load_queries();
+#if KVF_CPU_AMX
+    if (amx_) {
+      const AmxScope amx;
+      scores_.use_amx();
+      values_.use_amx();
+      return reduce_all(states);
+    }
+#endif
+    reduce_all(states);
+  }
+
+  /// Merges what run() left in `states`.
+  void merge(float* states) {
+    total_.clear(rows_.count());
+    for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
+      merge_tile({states + (task_.partial + tile * rows_.count()) * Rows::floats});
+    write();
+  }
+
+ private:
+  void reduce_all(float* states) {
     total_.clear(rows_.count());
     TileWalk walk(rows_.table(), rows_.sight());
     TileRuns buffers[2];
@@ -106,15 +128,6 @@ class FastTask {
     if (task_.partial < 0) write();
   }
 
-  /// Merges what run() left in `states`.
-  void merge(float* states) {
-    total_.clear(rows_.count());
-    for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
-      merge_tile({states + (task_.partial + tile * rows_.count()) * Rows::floats});
-    write();
-  }
-
- private:
   /// Of all rows, and zeros that complete the last block.
   void load_queries() {
     for (std::int64_t row = 0; row < at_.rows(); ++row) {
@@ -129,12 +142,13 @@ class FastTask {
   void reduce(std::int64_t tile, const TileRuns& runs, const TileRuns& next) {
     tile_.clear(rows_.count());
     if (runs.columns == 0) return;
-    const RowRange all{0, rows_.count(), at_.rows()};
+    const RowRange all{0, rows_.count(),
+                       task_.streams ? round_up<std::int64_t>(rows_.count(), row_block) : at_.rows()};
     regions_.clear();
     if (task_.streams) add_value_regions(runs);
     scores_.compute(runs, all, regions_.prefetch(), regions_.lines());
     for (std::int64_t row = 0; row < rows_.count(); ++row) softmax(row, tile, runs);
-    for (std::int64_t row = rows_.count(); row < at_.rows(); ++row)
+    for (std::int64_t row = rows_.count(); row < all.end; ++row)
       std::fill_n(probabilities_ + row * score_stride, runs.columns, 0.0f);
     regions_.clear();
     if (task_.streams) add_key_regions(next);
@@ -280,6 +294,7 @@ class FastTask {
   const AttendArgs& args_;
   const TaskRows<Layout, Quant> rows_;
   const Task& task_;
+  const bool amx_;
   const Scratch at_;
   float* probabilities_;
   Rows tile_;

@@ -10,6 +10,7 @@
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
+#include "kvfolia/cpu/amx.hpp"
 #include "kvfolia/cpu/attend_plan.hpp"
 #include "kvfolia/cpu/codes.hpp"
 #include "kvfolia/cpu/key_kernels.hpp"
@@ -83,7 +84,11 @@ class FastScratch {
   static constexpr std::int64_t panel_stride =
       round_up(Layout::shares_key_value ? Layout::key_dim : Layout::value_dim, 16);
 
-  constexpr explicit FastScratch(std::int64_t rows) : rows_(round_up<std::int64_t>(rows, row_block)) {}
+  /// Of a row of words of two bf16; whole matrix registers.
+  static constexpr int pair_stride = round_up(Layout::key_dim, 2 * amx_tile) / 2;
+
+  constexpr explicit FastScratch(std::int64_t rows)
+      : rows_(round_up<std::int64_t>(rows, has_amx ? amx_tile : row_block)) {}
 
   constexpr std::int64_t queries() const { return 0; }
   constexpr std::int64_t folded() const { return queries() + rows_ * Layout::key_dim; }
@@ -111,12 +116,22 @@ class FastScratch {
   constexpr std::int64_t value_panel() const { return key_panel() + panel_tokens * Layout::key_dim; }
   constexpr std::int64_t tile() const { return value_panel() + tile_positions * panel_stride; }
   constexpr std::int64_t total() const { return tile() + rows_ * state_floats(); }
-  constexpr std::int64_t size() const { return total() + rows_ * state_floats(); }
+  /// Two halves each of [row][pair_stride], of [pair_stride][panel_tokens], of [row][tile_positions / 2], and
+  /// of [tile_positions / 2][value_stride] words.
+  constexpr std::int64_t query_pairs() const { return total() + rows_ * state_floats(); }
+  constexpr std::int64_t key_pairs() const { return query_pairs() + amx_words(rows_ * pair_stride); }
+  constexpr std::int64_t weight_pairs() const { return key_pairs() + amx_words(pair_stride * panel_tokens); }
+  constexpr std::int64_t value_pairs() const {
+    return weight_pairs() + amx_words(rows_ * tile_positions / 2);
+  }
+  constexpr std::int64_t size() const { return value_pairs() + amx_words(tile_positions / 2 * value_stride); }
 
   static constexpr std::int64_t state_floats() { return value_stride + 2; }
   constexpr std::int64_t rows() const { return rows_; }
 
  private:
+  static constexpr std::int64_t amx_words(std::int64_t n) { return has_amx ? 2 * n : 0; }
+
   std::int64_t rows_;
 };
 

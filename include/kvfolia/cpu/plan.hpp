@@ -9,6 +9,7 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/amx.hpp"
 #include "kvfolia/cpu/attend_plan.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/plain_attend.hpp"
@@ -34,10 +35,12 @@ constexpr AttendKernel supported(int query_heads, int kv_heads) {
   return detail::FormatFacts<Layout, Quant>::streams ? AttendKernel::streaming : AttendKernel::decoding;
 }
 
-/// Whether the fast path rounds queries of rows with few of them to 15 bits, so that 8-bit dot products
-/// serve 8-bit and 4-bit keys: about a thousandth of what those keys' own rounding costs.
+/// Whether the fast path rounds what it multiplies to less than a float has, for rows with so many queries.
+/// Rows with few have theirs rounded to 15 bits where 8-bit dot products serve 8-bit and 4-bit keys: about a
+/// thousandth of what those keys' own rounding costs. Rows with many have all rounded to 16 bits on AMX.
 template <class Layout, class Quant>
-constexpr bool rounds_queries() {
+constexpr bool rounds_operands(std::int32_t queries) {
+  if (queries > detail::streaming_queries) return detail::has_amx;
   return has_vectors && detail::FormatFacts<Layout, Quant>::rounds_queries;
 }
 
@@ -72,6 +75,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
   AttendPlan plan;
   plan.config = config;
   if (!has_vectors) plan.config.path = AttendPath::plain;
+  plan.amx = plan.config.path == AttendPath::fast && detail::permits_amx();
   plan.kv_heads = view.kv_heads;
   plan.page_tokens = view.page_tokens;
   plan.key_dim = Layout::key_dim;

@@ -13,6 +13,7 @@
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/amx.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/key_kernels.hpp"
 #include "kvfolia/cpu/params.hpp"
@@ -52,10 +53,29 @@ class TileScores {
         offsets_(scratch + at.key_offsets()),
         channels_(scratch + at.channels()),
         unpacked_(scratch + at.unpacked()),
-        panel_(scratch + at.key_panel()) {}
+        panel_(scratch + at.key_panel()),
+        query_pairs_{words(scratch + at.query_pairs()),
+                     words(scratch + at.query_pairs()) + padded_ * Scratch::pair_stride},
+        key_pairs_{words(scratch + at.key_pairs()),
+                   words(scratch + at.key_pairs()) + Scratch::pair_stride * panel_tokens} {}
 
   /// [rows][key_dim], as pages hold keys and times the softmax's scale: to be filled in before compute().
   float* queries() const { return queries_; }
+
+  /// Has decoded keys multiplied in matrix registers, unless a query is not finite. The caller has an
+  /// AmxScope. For all rows of queries().
+  void use_amx() {
+    if constexpr (has_amx) {
+      alignas(64) float padded[2 * Scratch::pair_stride] = {};
+      amx_ = true;
+      for (std::int64_t row = 0; row < padded_; ++row) {
+        std::copy_n(queries_ + row * dims, dims, padded);
+        const std::int64_t at = row * Scratch::pair_stride;
+        amx_ = amx_ &&
+               split_row(padded, 2 * Scratch::pair_stride, query_pairs_.high + at, query_pairs_.low + at);
+      }
+    }
+  }
 
   /// scores[row * score_stride + column] for all columns of some rows; `prefetch` is walked through
   /// meanwhile.
@@ -254,11 +274,13 @@ class TileScores {
                        nullptr, nullptr, nullptr,  nullptr, scores_};
     int filled = 0, column = runs.runs[begin].column;
     const auto flush = [&] {
-      transpose(unpacked_, stride, filled, dims, panel_);
-      const auto* codes = reinterpret_cast<const std::byte*>(panel_);
-      for (int t = 0; t < filled; t += 2 * lanes)
-        score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * sizeof(float), row_bytes, rows, rows_, {},
-                                                    column + t, prefetch_, 0);
+      if constexpr (!streams_slots<Q, Order>) transpose(unpacked_, stride, filled, dims, panel_);
+      if (!multiply_in_amx(filled, column)) {
+        const auto* codes = reinterpret_cast<const std::byte*>(panel_);
+        for (int t = 0; t < filled; t += 2 * lanes)
+          score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * sizeof(float), row_bytes, rows, rows_, {},
+                                                      column + t, prefetch_, 0);
+      }
       column += filled;
       filled = 0;
     };
@@ -268,8 +290,11 @@ class TileScores {
       each_block<Q>(run.slot, run.count, [&](int slot, int count) {
         for (int done = 0; done < count;) {
           const int part = std::min(count - done, panel_tokens - filled);
-          unpack_rows<Order, dims>(quant, tile, slot + done, part, unpacked_ + filled * stride, stride,
-                                   channels_);
+          if constexpr (streams_slots<Q, Order>)
+            unpack_slots(quant, tile, slot + done, part, filled);
+          else
+            unpack_rows<Order, dims>(quant, tile, slot + done, part, unpacked_ + filled * stride, stride,
+                                     channels_);
           done += part;
           filled += part;
           if (filled == panel_tokens) flush();
@@ -278,6 +303,65 @@ class TileScores {
     }
     if (filled > 0) flush();
   }
+
+  /// Decodes slots of one block, side by side in their page, into columns of the panel.
+  template <class Q, class Tile>
+  void unpack_slots(const Q& quant, const Tile& tile, int slot, int count, int column) {
+    constexpr Affine has = Q::affine;
+    constexpr CodeKind kind = code_kind<Q>;
+    constexpr int x = Order::dim_multiple, slot_bytes = x * kind_bits(kind) / 8;
+    if constexpr (has.token_scale || has.token_offset)
+      read_token_params(quant, tile, slot, count, scales_, offsets_, score_stride);
+    if constexpr (has_channels<Q>) read_channel_params(quant, tile, slot, channels_, channels_ + dims);
+    int t = 0;
+    for (; t + lanes <= count; t += lanes)
+      for (int group = 0; group < group_count<Q>(dims); ++group) {
+        const int at = group * score_stride + t;
+        const Floats scale = has.token_scale ? load(scales_ + at) : broadcast(1.0f);
+        const Floats offset = has.token_offset ? load(offsets_ + at) : zeros();
+        for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); d += x) {
+          Floats codes[x];
+          load_slots<kind>(tile.codes + (std::int64_t{d / x} * tile.page_tokens + slot + t) * slot_bytes,
+                           codes);
+          unroll<x>([&](auto i) KVF_INLINE_LAMBDA {
+            Floats value = codes[i];
+            if constexpr (has.channel_scale) value = hn::Mul(value, broadcast(channels_[d + i]));
+            if constexpr (has.token_scale || has.token_offset) value = hn::MulAdd(value, scale, offset);
+            if constexpr (has.channel_offset) value = hn::Add(value, broadcast(channels_[dims + d + i]));
+            store(value, panel_ + (d + i) * panel_tokens + column + t);
+          });
+        }
+      }
+    for (; t < count; ++t) {
+      quant.decode(tile, slot + t, unpacked_);
+      for (int d = 0; d < dims; ++d) panel_[d * panel_tokens + column + t] = unpacked_[d];
+    }
+  }
+
+  /// Scores of the panel in matrix registers; false where that would not do.
+  bool multiply_in_amx(int filled, int column) {
+    if constexpr (has_amx) {
+      if (!amx_ || rows_.count == 1) return false;
+      bool whole = true;
+      for (int pair = 0; pair < Scratch::pair_stride; ++pair)
+        for (int t = 0; t < panel_tokens; t += lanes) {
+          const auto row = [&](int d) {
+            const auto used =
+                hn::FirstN(FloatTag(), static_cast<std::size_t>(std::clamp(filled - t, 0, lanes)));
+            return d < dims ? hn::IfThenElseZero(used, load(panel_ + d * panel_tokens + t)) : zeros();
+          };
+          const int at = pair * panel_tokens + t;
+          whole &= split(row(2 * pair), row(2 * pair + 1), key_pairs_.high + at, key_pairs_.low + at);
+        }
+      if (!whole) return false;
+      amx_multiply(query_pairs_, padded_, Scratch::pair_stride, key_pairs_, panel_tokens, panel_tokens,
+                   Scratch::pair_stride / amx_tile, false, scores_ + column, score_stride);
+      return true;
+    }
+    return false;
+  }
+
+  static std::uint32_t* words(float* at) { return reinterpret_cast<std::uint32_t*>(at); }
 
   const PagedView<Layout, Quant>& view_;
   const int head_;
@@ -302,6 +386,9 @@ class TileScores {
   float* channels_;
   float* unpacked_;
   float* panel_;
+  Pairs query_pairs_;  ///< [row][pair_stride]
+  Pairs key_pairs_;    ///< [pair_stride][panel_tokens]
+  bool amx_ = false;
 };
 
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail

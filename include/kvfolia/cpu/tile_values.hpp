@@ -10,6 +10,7 @@
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/amx.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/params.hpp"
 #include "kvfolia/cpu/prefetch.hpp"
@@ -57,7 +58,14 @@ class TileValues {
         scales_(scratch + at.value_scales()),
         offsets_(scratch + at.value_offsets()),
         channels_(scratch + at.channels()),
-        panel_(scratch + at.value_panel()) {}
+        panel_(scratch + at.value_panel()),
+        weight_pairs_{words(scratch + at.weight_pairs()),
+                      words(scratch + at.weight_pairs()) + padded_ * pair_tokens},
+        value_pairs_{words(scratch + at.value_pairs()),
+                     words(scratch + at.value_pairs()) + pair_tokens * Scratch::value_stride} {}
+
+  /// Has decoded values multiplied in matrix registers. The caller has an AmxScope.
+  void use_amx() { amx_ = has_amx; }
 
   /// sums[row * stride + d] += the weighted values; the scores have become probabilities, 0 for columns that
   /// a row does not see and for rows that complete a block. May multiply them by scales.
@@ -98,7 +106,7 @@ class TileValues {
           read_token_params(quant, tile, run.slot, run.count, scales_ + run.column, offsets_ + run.column,
                             score_stride);
       }
-      Weights weights{probabilities_ + first, score_stride, 0};
+      Weights weights{probabilities_ + first, 0};
       if constexpr (Q::affine.token_offset) add_offsets<groups>(first, count, sums, stride, Q::group_dims);
       if constexpr (Q::affine.token_scale) {
         float* scaled = groups == 1 ? probabilities_ : weights_;
@@ -109,7 +117,7 @@ class TileValues {
             for (int c = first; c < first + count; c += lanes)
               scale(from + c, scales_ + group * score_stride + c, std::min(lanes, first + count - c), to + c);
           }
-        weights = {scaled + first, score_stride, padded_ * score_stride};
+        weights = {scaled + first, padded_ * score_stride};
       }
       add_tokens<code_kind<Q>, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights,
                                              rows_, sums, stride, prefetch_, lines_);
@@ -158,12 +166,47 @@ class TileValues {
         panel += n * Scratch::panel_stride;
       });
     }
+    if (multiply_in_amx(first, count, sums, stride)) return;
     add_tokens<CodeKind::fp32, false>(TokenRows{reinterpret_cast<const std::byte*>(panel_),
                                                 Scratch::panel_stride * std::int64_t{sizeof(float)}},
                                       count, static_cast<int>(Scratch::value_stride), 0,
-                                      {probabilities_ + first, score_stride, 0}, rows_, sums, stride,
-                                      prefetch_, lines_);
+                                      {probabilities_ + first, 0}, rows_, sums, stride, prefetch_, lines_);
   }
+
+  /// Weighted sums of the panel in matrix registers; false where that would not do.
+  bool multiply_in_amx(int first, int count, float* sums, std::int64_t stride) {
+    if constexpr (has_amx) {
+      if (!amx_ || rows_.count == 1) return false;
+      constexpr int value_stride = static_cast<int>(Scratch::value_stride);
+      const int padded = round_up(count, 2 * amx_tile);
+      bool whole = true;
+      for (int t = 0; t < padded; t += 2)
+        for (int d = 0; d < value_stride; d += lanes) {
+          const auto row = [&](int token) {
+            const auto used =
+                hn::FirstN(FloatTag(), static_cast<std::size_t>(std::clamp(dims - d, 0, lanes)));
+            return token < count ? hn::IfThenElseZero(used, load(panel_ + token * Scratch::panel_stride + d))
+                                 : zeros();
+          };
+          const int at = t / 2 * value_stride + d;
+          whole &= split(row(t), row(t + 1), value_pairs_.high + at, value_pairs_.low + at);
+        }
+      if (!whole) return false;
+      alignas(64) float weights[tile_positions] = {};
+      for (std::int64_t row = 0; row < padded_; ++row) {
+        std::copy_n(probabilities_ + row * score_stride + first, count, weights);
+        split_row(weights, padded, weight_pairs_.high + row * pair_tokens,
+                  weight_pairs_.low + row * pair_tokens);
+      }
+      amx_multiply(weight_pairs_, padded_, pair_tokens, value_pairs_, value_stride, value_stride,
+                   padded / (2 * amx_tile), true, sums, stride);
+      return true;
+    }
+    return false;
+  }
+
+  static constexpr int pair_tokens = tile_positions / 2;
+  static std::uint32_t* words(float* at) { return reinterpret_cast<std::uint32_t*>(at); }
 
   const PagedView<Layout, Quant>& view_;
   const int head_;
@@ -178,6 +221,9 @@ class TileValues {
   float* offsets_;
   float* channels_;
   float* panel_;
+  Pairs weight_pairs_;  ///< [row][pair_tokens]
+  Pairs value_pairs_;   ///< [pair_tokens][value_stride]
+  bool amx_ = false;
 };
 
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail

@@ -70,15 +70,49 @@ KVF_INLINE void each_block(int slot, int count, F&& f) {
   }
 }
 
-/// Turns `count` rows into the first columns of a panel, [dim][panel_tokens].
+#if HWY_TARGET != HWY_SCALAR
+/// Four neighbouring floats each of every fourth row, side by side.
+template <class D>
+KVF_INLINE hn::Vec<D> load_blocks(D d, const float* at, std::int64_t stride) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return hn::LoadU(d, at);
+  } else {
+    const hn::Half<D> half;
+    constexpr int rows = static_cast<int>(hn::MaxLanes(D())) / 2;
+    return hn::Combine(d, load_blocks(half, at + rows * stride, stride), load_blocks(half, at, stride));
+  }
+}
+
+/// Four neighbouring floats of `lanes` rows, as four vectors of those rows.
+KVF_INLINE void load_transposed(const float* rows, std::int64_t stride, Floats (&dims)[4]) {
+  const FloatTag f;
+  const hn::RepartitionToWide<FloatTag> pairs;
+  Floats r[4];
+  unroll<4>([&](auto i) KVF_INLINE_LAMBDA { r[i] = load_blocks(f, rows + i * stride, stride); });
+  const auto wide = [&](Floats x) KVF_INLINE_LAMBDA { return hn::BitCast(pairs, x); };
+  const auto low01 = wide(hn::InterleaveLower(f, r[0], r[1])),
+             low23 = wide(hn::InterleaveLower(f, r[2], r[3]));
+  const auto high01 = wide(hn::InterleaveUpper(f, r[0], r[1])),
+             high23 = wide(hn::InterleaveUpper(f, r[2], r[3]));
+  dims[0] = hn::BitCast(f, hn::InterleaveLower(pairs, low01, low23));
+  dims[1] = hn::BitCast(f, hn::InterleaveUpper(pairs, low01, low23));
+  dims[2] = hn::BitCast(f, hn::InterleaveLower(pairs, high01, high23));
+  dims[3] = hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23));
+}
+#endif
+
+/// Turns `count` rows into the first columns of a panel, [dim][panel_tokens]. Rows have whole vectors of
+/// four.
 inline void transpose(const float* rows, std::int64_t stride, int count, int dims, float* panel) {
   int t = 0;
-  for (; t + lanes <= count; t += lanes) {
-    const Int32s where =
-        hn::Mul(hn::Iota(Int32Tag(), 0), hn::Set(Int32Tag(), static_cast<std::int32_t>(stride)));
-    for (int d = 0; d < dims; ++d)
-      store(hn::GatherIndex(FloatTag(), rows + t * stride + d, where), panel + d * panel_tokens + t);
-  }
+#if HWY_TARGET != HWY_SCALAR
+  for (; t + lanes <= count; t += lanes)
+    for (int d = 0; d < dims; d += 4) {
+      Floats columns[4];
+      load_transposed(rows + t * stride + d, stride, columns);
+      for (int i = 0; i < 4 && d + i < dims; ++i) store(columns[i], panel + (d + i) * panel_tokens + t);
+    }
+#endif
   for (; t < count; ++t)
     for (int d = 0; d < dims; ++d) panel[d * panel_tokens + t] = rows[t * stride + d];
 }

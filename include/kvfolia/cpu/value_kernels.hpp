@@ -10,6 +10,7 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/cpu/codes.hpp"
+#include "kvfolia/cpu/key_kernels.hpp"
 #include "kvfolia/cpu/prefetch.hpp"
 #include "kvfolia/cpu/row_blocks.hpp"
 #include "kvfolia/cpu/simd.hpp"
@@ -17,10 +18,9 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-/// Rows of weights in memory: of row r, token t, group g at g * group_stride + r * stride + t.
+/// Rows of weights in memory: of row r, token t, group g at g * group_stride + r * score_stride + t.
 struct Weights {
   const float* data;
-  std::int64_t stride;
   std::int64_t group_stride;
 };
 
@@ -53,7 +53,7 @@ void add_tokens(const Tokens& tokens, int count, int dim, int group_dims, const 
     Floats codes[Vectors];
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA { codes[v] = load_codes<Kind>(token, dim + v * lanes); });
     unroll<Rows>([&](auto r) KVF_INLINE_LAMBDA {
-      const float* row = weights.data + r * weights.stride + t;
+      const float* row = weights.data + r * score_stride + t;
       unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA {
         const Floats weight = broadcast(row[Groups ? group_at[v] : 0]);
         totals[r][v] = hn::MulAdd(weight, codes[v], totals[r][v]);
@@ -73,7 +73,7 @@ void add_tokens(const Tokens& tokens, int count, int dims, int group_dims, const
   each_row_block(range, [&](auto block, std::int64_t row) KVF_INLINE_LAMBDA {
     constexpr int rows = decltype(block)::value;
     constexpr int most = lanes < 16 ? (rows == 8 ? 1 : 2) : (rows == 8 ? 2 : 4);  // as registers allow
-    const Weights weights{all.data + row * all.stride, all.stride, all.group_stride};
+    const Weights weights{all.data + row * score_stride, all.group_stride};
     float* to = sums + row * stride;
     int dim = 0;
     for (; dim + most * lanes <= dims; dim += most * lanes)
