@@ -33,7 +33,7 @@ struct CacheConfig {
   std::int64_t low_pages = 0;    ///< for what Mixed demotes
   std::int32_t exact_sink_pages = 0;  ///< so many first pages of a sequence are never coded
   StorageOrder order = StorageOrder::layer_major;
-  bool huge_pages = false;
+  bool huge_pages = false;  ///< see StoreSpec
 };
 
 /// A sequence as its cache knows it.

@@ -29,6 +29,18 @@ enum class StorageOrder : std::uint8_t {
   page_major,   ///< [page][layer]: a page is one run of bytes over all layers
 };
 
+namespace detail {
+
+inline constexpr std::int64_t cache_line_bytes = 64;
+inline constexpr std::int64_t huge_page_bytes = std::int64_t{2} << 20;
+
+/// Of a format's memory. Only what fills a huge page is worth the room that aligning it to one may cost.
+constexpr std::int64_t store_alignment(std::int64_t bytes, bool huge_pages) {
+  return huge_pages && bytes >= huge_page_bytes ? huge_page_bytes : cache_line_bytes;
+}
+
+}  // namespace detail
+
 /// What a store has to hold.
 struct StoreSpec {
   struct Format {
@@ -38,7 +50,8 @@ struct StoreSpec {
   std::vector<Format> formats{};
   std::int32_t layers = 1;
   StorageOrder order = StorageOrder::layer_major;
-  bool huge_pages = false;  ///< asks the system for 2 MiB pages; a wish, not a demand
+  bool huge_pages = false;  ///< asks the system for 2 MiB pages, for formats that fill some: a wish, not
+                            ///< a demand
 };
 
 /// Owns the memory of all formats. Bytes start undefined.
@@ -110,10 +123,9 @@ class HostStore {
   }
 
   static Memory allocate(std::int64_t bytes, bool huge) {
-    constexpr std::int64_t cache_line = 64;
-    constexpr std::int64_t huge_page = std::int64_t{2} << 20;
-    const std::int64_t alignment = huge ? huge_page : cache_line;
-    const std::int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    const std::int64_t alignment = detail::store_alignment(bytes, huge);
+    const std::int64_t rounded =
+        (bytes + detail::cache_line_bytes - 1) / detail::cache_line_bytes * detail::cache_line_bytes;
     if (rounded == 0) return {};
     const auto aligned = static_cast<std::align_val_t>(alignment);
     Memory memory(
@@ -121,7 +133,10 @@ class HostStore {
         Free{aligned});
     if (!memory) detail::out_of_memory();
 #if defined(__linux__)
-    if (huge) ::madvise(memory.get(), static_cast<std::size_t>(rounded), MADV_HUGEPAGE);
+    // Before anything is touched, and whole huge pages only: what follows the last may be others'. A system
+    // that refuses gives ordinary pages.
+    if (const std::int64_t whole = bytes / alignment * alignment; alignment == detail::huge_page_bytes)
+      ::madvise(memory.get(), static_cast<std::size_t>(whole), MADV_HUGEPAGE);
 #endif
     return memory;
   }
