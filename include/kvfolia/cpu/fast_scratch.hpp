@@ -45,6 +45,11 @@ inline constexpr bool rounds = [] {
     return false;
 }();
 
+/// Whether two bf16 are enough for what a quantizer decodes to: they hold fp16 and bf16 whole, and more of
+/// what codes stand for than those know.
+template <class Q>
+inline constexpr bool suits_amx = has_amx&& Q::code_bits <= 16;
+
 template <class Layout, class Q>
 using ValueSideOf = std::conditional_t<Layout::shares_key_value, KeySide<Q>, ValueSide<Q>>;
 
@@ -59,6 +64,7 @@ struct FormatFacts {
   static constexpr int value_groups = std::max(
       group_count<Value>(Layout::shares_key_value ? Layout::key_dim : Layout::value_dim), Rest::value_groups);
   static constexpr bool rounds_queries = rounds<Key, typename Layout::KeyOrder> || Rest::rounds_queries;
+  static constexpr bool uses_amx = suits_amx<Key> || suits_amx<Value> || Rest::uses_amx;
   static constexpr bool streams = streams_keys<Key, typename Layout::KeyOrder, Layout::key_dim> &&
                                   streams_values<Value, typename Layout::ValueOrder, Layout::value_dim> &&
                                   Rest::streams;
@@ -68,6 +74,7 @@ struct FormatFacts<Layout, Quant, format_count<Quant>> {
   static constexpr int key_groups = 1;
   static constexpr int value_groups = 1;
   static constexpr bool rounds_queries = false;
+  static constexpr bool uses_amx = false;
   static constexpr bool streams = true;
 };
 

@@ -40,7 +40,7 @@ constexpr AttendKernel supported(int query_heads, int kv_heads) {
 /// thousandth of what those keys' own rounding costs. Rows with many have all rounded to 16 bits on AMX.
 template <class Layout, class Quant>
 constexpr bool rounds_operands(std::int32_t queries) {
-  if (queries > detail::streaming_queries) return detail::has_amx;
+  if (queries > detail::streaming_queries) return detail::FormatFacts<Layout, Quant>::uses_amx;
   return has_vectors && detail::FormatFacts<Layout, Quant>::rounds_queries;
 }
 

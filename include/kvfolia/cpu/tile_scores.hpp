@@ -275,7 +275,7 @@ class TileScores {
     int filled = 0, column = runs.runs[begin].column;
     const auto flush = [&] {
       if constexpr (!streams_slots<Q, Order>) transpose(unpacked_, stride, filled, dims, panel_);
-      if (!multiply_in_amx(filled, column)) {
+      if (!multiply_in_amx<Q>(filled, column)) {
         const auto* codes = reinterpret_cast<const std::byte*>(panel_);
         for (int t = 0; t < filled; t += 2 * lanes)
           score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * sizeof(float), row_bytes, rows, rows_, {},
@@ -339,8 +339,9 @@ class TileScores {
   }
 
   /// Scores of the panel in matrix registers; false where that would not do.
+  template <class Q>
   bool multiply_in_amx(int filled, int column) {
-    if constexpr (has_amx) {
+    if constexpr (suits_amx<Q>) {
       if (!amx_ || rows_.count == 1) return false;
       bool whole = true;
       for (int pair = 0; pair < Scratch::pair_stride; ++pair)

@@ -166,7 +166,7 @@ class TileValues {
         panel += n * Scratch::panel_stride;
       });
     }
-    if (multiply_in_amx(first, count, sums, stride)) return;
+    if (multiply_in_amx<Q>(first, count, sums, stride)) return;
     add_tokens<CodeKind::fp32, false>(TokenRows{reinterpret_cast<const std::byte*>(panel_),
                                                 Scratch::panel_stride * std::int64_t{sizeof(float)}},
                                       count, static_cast<int>(Scratch::value_stride), 0,
@@ -174,8 +174,9 @@ class TileValues {
   }
 
   /// Weighted sums of the panel in matrix registers; false where that would not do.
+  template <class Q>
   bool multiply_in_amx(int first, int count, float* sums, std::int64_t stride) {
-    if constexpr (has_amx) {
+    if constexpr (suits_amx<Q>) {
       if (!amx_ || rows_.count == 1) return false;
       constexpr int value_stride = static_cast<int>(Scratch::value_stride);
       const int padded = round_up(count, 2 * amx_tile);
