@@ -25,8 +25,8 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-/// What a code is, for those that can be read as vectors.
-enum class CodeKind : std::uint8_t { other, fp32, fp16, bf16, int8, e4m3, e5m2, uint4, int4, e2m1 };
+/// What a code is, for those that can be read as vectors. As mid4, those of uint4 are read less 7.5.
+enum class CodeKind : std::uint8_t { other, fp32, fp16, bf16, int8, e4m3, e5m2, uint4, int4, mid4, e2m1 };
 
 template <class Q>
 inline constexpr CodeKind code_kind = CodeKind::other;
@@ -101,6 +101,8 @@ KVF_INLINE Floats floats_of_bits(Uint32s bits) {
     return floats_of_half_bits(hn::ShiftLeft<8>(bits));
   } else if constexpr (Kind == CodeKind::int4) {
     return integers(hn::Sub(bits, hn::Set(u, 8u)));
+  } else if constexpr (Kind == CodeKind::mid4) {
+    return hn::Sub(integers(bits), broadcast(7.5f));
   } else {
     static_assert(Kind == CodeKind::uint4);
     return integers(bits);
@@ -111,11 +113,13 @@ KVF_INLINE Floats floats_of_bits(Uint32s bits) {
 template <CodeKind Kind>
 KVF_INLINE Floats floats_of_nibbles(Uint32s words) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // one instruction looks all sixteen up
-  alignas(64) static constexpr float table[3][16] = {
+  alignas(64) static constexpr float table[4][16] = {
       {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
       {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7},
+      {-7.5f, -6.5f, -5.5f, -4.5f, -3.5f, -2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f, 3.5f, 4.5f, 5.5f, 6.5f,
+       7.5f},
       {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6}};
-  constexpr int row = Kind == CodeKind::uint4 ? 0 : Kind == CodeKind::int4 ? 1 : 2;
+  constexpr int row = static_cast<int>(Kind) - static_cast<int>(CodeKind::uint4);
   return Floats{_mm512_permutexvar_ps(words.raw, _mm512_load_ps(table[row]))};
 #else
   return floats_of_bits<Kind>(hn::And(words, hn::Set(Uint32Tag(), 15u)));

@@ -54,7 +54,7 @@ template <class Layout, class Q>
 using ValueSideOf = std::conditional_t<Layout::shares_key_value, KeySide<Q>, ValueSide<Q>>;
 
 /// Facts about all formats of a cache.
-template <class Layout, class Quant, int Format = 0>
+template <class Layout, class Quant, int Format = 0, bool Behind = (Format == format_count<Quant>)>
 struct FormatFacts {
   using Q = FormatQuant<Format, Quant>;
   using Key = KeySide<Q>;
@@ -69,8 +69,8 @@ struct FormatFacts {
                                   streams_values<Value, typename Layout::ValueOrder, Layout::value_dim> &&
                                   Rest::streams;
 };
-template <class Layout, class Quant>
-struct FormatFacts<Layout, Quant, format_count<Quant>> {
+template <class Layout, class Quant, int Format>
+struct FormatFacts<Layout, Quant, Format, true> {
   static constexpr int key_groups = 1;
   static constexpr int value_groups = 1;
   static constexpr bool rounds_queries = false;

@@ -82,7 +82,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Batch
   plan.value_dim = Layout::value_dim;
   for (int row = 0; row < batch.rows; ++row)
     plan.rows.push_back(detail::plan_row(batch, row, view.kv_heads, view.page_tokens));
-  detail::Planner(plan, batch).run();
+  detail::Planner(plan, batch, view.window).run();
   detail::size_scratch<Layout, Quant>(plan);
   return plan;
 }

@@ -10,6 +10,7 @@
 
 #include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/mask.hpp"
 #include "kvfolia/cpu/attend_plan.hpp"
 #include "kvfolia/cpu/target.hpp"
 
@@ -52,8 +53,8 @@ inline std::int64_t common_tiles(const RowTable& a, const RowTable& b) {
 
 class Planner {
  public:
-  Planner(AttendPlan& plan, const BatchView& batch)
-      : plan_(plan), batch_(batch), group_(plan.config.query_heads / plan.kv_heads) {}
+  Planner(AttendPlan& plan, const BatchView& batch, Window window)
+      : plan_(plan), batch_(batch), window_(window), group_(plan.config.query_heads / plan.kv_heads) {}
 
   void run() {
     const std::int64_t concurrency = plan_.config.concurrency;
@@ -119,10 +120,11 @@ class Planner {
 
   // ---- tables that begin alike ----
 
-  /// Whether rows' table entries can be compared: all heads share them, and full pages look alike.
+  /// Whether rows' table entries can be compared: all heads share them, full pages look alike, and nothing
+  /// but its position decides what a row sees of them.
   bool comparable() const {
     return plan_.config.path == AttendPath::fast && batch_.table.head_stride == 0 && !batch_.entry_tokens &&
-           !batch_.slot_pos;
+           window_.left < 0 && !batch_.slot_pos;
   }
 
   /// Rows in the order of their tables: those that begin alike become neighbours.
@@ -204,6 +206,7 @@ class Planner {
 
   AttendPlan& plan_;
   const BatchView& batch_;
+  const Window window_;
   const int group_;
   std::int64_t parts_ = 1;  ///< of a long row's tiles
   std::vector<bool> done_;  ///< rows whose tasks are there

@@ -65,16 +65,16 @@ class TileScores {
   /// Has decoded keys multiplied in matrix registers, unless a query is not finite. The caller has an
   /// AmxScope. For all rows of queries().
   void use_amx() {
-    if constexpr (has_amx) {
-      alignas(64) float padded[2 * Scratch::pair_stride] = {};
-      amx_ = true;
-      for (std::int64_t row = 0; row < padded_; ++row) {
-        std::copy_n(queries_ + row * dims, dims, padded);
-        const std::int64_t at = row * Scratch::pair_stride;
-        amx_ = amx_ &&
-               split_row(padded, 2 * Scratch::pair_stride, query_pairs_.high + at, query_pairs_.low + at);
-      }
+#if KVF_CPU_AMX
+    alignas(64) float padded[2 * Scratch::pair_stride] = {};
+    amx_ = true;
+    for (std::int64_t row = 0; row < padded_; ++row) {
+      std::copy_n(queries_ + row * dims, dims, padded);
+      const std::int64_t at = row * Scratch::pair_stride;
+      amx_ =
+          amx_ && split_row(padded, 2 * Scratch::pair_stride, query_pairs_.high + at, query_pairs_.low + at);
     }
+#endif
   }
 
   /// scores[row * score_stride + column] for all columns of some rows; `prefetch` is walked through
@@ -131,9 +131,13 @@ class TileScores {
   void round_to_bytes(const float* query, std::int64_t row) {
     constexpr int groups = group_count<Q>(dims);
     constexpr float largest = 127.0f * 128.0f;
-    float amax = 0.0f;
-    for (int d = 0; d < dims; ++d) amax = std::max(amax, fabsf(query[d]));
-    const float step = amax / largest;
+    float amax = 0.0f, zero = 0.0f;  // x - x, or NaN
+    for (int d = 0; d < dims; ++d) {
+      amax = std::max(amax, fabsf(query[d]));
+      zero += query[d] - query[d];
+    }
+    // A query that is not finite gives scores that are no numbers.
+    const float step = amax / largest + zero;
     steps_[row] = step;
     const float inverse = step >= 0x1p-126f ? 1.0f / step : 0.0f;
     auto* high = reinterpret_cast<std::int8_t*>(high_ + row * (dims / 4));
@@ -141,7 +145,7 @@ class TileScores {
     for (int group = 0; group < groups; ++group) {
       std::int32_t high_sum = 0, low_sum = 0;
       for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); ++d) {
-        const auto code = static_cast<std::int32_t>(nearbyintf(query[d] * inverse));
+        const auto code = inverse > 0.0f ? static_cast<std::int32_t>(nearbyintf(query[d] * inverse)) : 0;
         const std::int32_t upper = (code + 64) >> 7, lower = code - upper * 128;
         // Where one word holds 8 codes of 4 bits, its even dims come first.
         const int at = Order::dim_multiple == 8 ? d / 8 * 8 + d % 2 * 4 + d % 8 / 2 : d;
@@ -250,7 +254,7 @@ class TileScores {
         score_slots<kind, x, Q::affine, 1>(codes, row_bytes, rows, rows_, columns, column, prefetch_, lines_);
       } else {
         // A vector would reach behind the page: it gets slots that are not there.
-        alignas(64) std::byte copy[dims / x * lanes * slot_bytes] = {};
+        alignas(64) std::byte copy[std::size_t{dims / x * lanes * slot_bytes}] = {};
         for (int w = 0; w < dims / x; ++w)
           std::copy_n(codes + w * row_bytes, std::min(left, room) * slot_bytes,
                       copy + w * lanes * slot_bytes);
@@ -340,7 +344,8 @@ class TileScores {
 
   /// Scores of the panel in matrix registers; false where that would not do.
   template <class Q>
-  bool multiply_in_amx(int filled, int column) {
+  bool multiply_in_amx([[maybe_unused]] int filled, [[maybe_unused]] int column) {
+#if KVF_CPU_AMX
     if constexpr (suits_amx<Q>) {
       if (!amx_ || rows_.count == 1) return false;
       bool whole = true;
@@ -359,6 +364,7 @@ class TileScores {
                    Scratch::pair_stride / amx_tile, false, scores_ + column, score_stride);
       return true;
     }
+#endif
     return false;
   }
 

@@ -94,6 +94,9 @@ class TileValues {
   void stream(const Q& quant, const TileRuns& runs, int begin, int end, float* sums, std::int64_t stride) {
     if constexpr (streams_values<Q, Order, dims>) {
       constexpr int groups = group_count<Q>(dims);
+      // Codes from 0 to 15 and offsets to match would be sums that nearly cancel each other.
+      constexpr CodeKind kind =
+          Q::affine.token_offset && code_kind<Q> == CodeKind::uint4 ? CodeKind::mid4 : code_kind<Q>;
       const std::byte* tokens[tile_positions];
       const int first = runs.runs[begin].column;
       const int count = runs.runs[end - 1].column + runs.runs[end - 1].count - first;
@@ -107,6 +110,7 @@ class TileValues {
                             score_stride);
       }
       Weights weights{probabilities_ + first, 0};
+      if constexpr (kind == CodeKind::mid4) centre(groups, first, count);
       if constexpr (Q::affine.token_offset) add_offsets<groups>(first, count, sums, stride, Q::group_dims);
       if constexpr (Q::affine.token_scale) {
         float* scaled = groups == 1 ? probabilities_ : weights_;
@@ -119,9 +123,18 @@ class TileValues {
           }
         weights = {scaled + first, padded_ * score_stride};
       }
-      add_tokens<code_kind<Q>, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights,
-                                             rows_, sums, stride, prefetch_, lines_);
+      add_tokens<kind, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights, rows_, sums,
+                                     stride, prefetch_, lines_);
     }
+  }
+
+  /// Moves offsets to the middle of the codes.
+  void centre(int groups, int first, int count) {
+    for (int group = 0; group < groups; ++group)
+      for (int c = first; c < first + count; ++c) {
+        const std::int64_t at = group * score_stride + c;
+        offsets_[at] = __builtin_fmaf(7.5f, scales_[at], offsets_[at]);
+      }
   }
 
   /// The other columns are another format's: they keep what they have.
@@ -175,7 +188,9 @@ class TileValues {
 
   /// Weighted sums of the panel in matrix registers; false where that would not do.
   template <class Q>
-  bool multiply_in_amx(int first, int count, float* sums, std::int64_t stride) {
+  bool multiply_in_amx([[maybe_unused]] int first, [[maybe_unused]] int count, [[maybe_unused]] float* sums,
+                       [[maybe_unused]] std::int64_t stride) {
+#if KVF_CPU_AMX
     if constexpr (suits_amx<Q>) {
       if (!amx_ || rows_.count == 1) return false;
       constexpr int value_stride = static_cast<int>(Scratch::value_stride);
@@ -203,6 +218,7 @@ class TileValues {
                    padded / (2 * amx_tile), true, sums, stride);
       return true;
     }
+#endif
     return false;
   }
 

@@ -110,7 +110,8 @@ Result<Attention> attend(const PagedView<Layout, Quant>& view, const BatchView& 
         if (logits.empty() && !sink) continue;
 
         double largest = sink ? double{args.sink_logits[head]} : -infinity;
-        for (const double logit : logits) largest = logit > largest ? logit : largest;
+        for (const double logit : logits)
+          if (logit > largest || std::isnan(logit)) largest = logit;  // NaN stays
         if (largest == -infinity) continue;
         double sum = sink ? std::exp(args.sink_logits[head] - largest) : 0.0;
         for (const double logit : logits) sum += std::exp(logit - largest);
