@@ -34,6 +34,7 @@ Asked random_features(Random& random, bool any) {
   asked.sinks = sometimes();
   asked.masked = sometimes();
   asked.causal = !sometimes();
+  asked.partial = sometimes();
   if (random.between(0, 1) == 0)
     asked.window = {pick<int>(random, {0, 1, 20, 100, 255, 256, 300, 600}),
                     pick<int>(random, {0, 1, 4, 30, 256, 280})};
@@ -65,7 +66,7 @@ void check_kind(const char* name, int trials) {
             spec.table_per_head, spec.absent, spec.heads_inside);
     const Scene scene(spec, random_rows(random, 4, spec.page_tokens, 900));
     const Asked asked = random_features(random, trial % 3 != 0);
-    CAPTURE(asked.scale, asked.soft_cap, asked.alibi, asked.sinks, asked.causal, asked.masked,
+    CAPTURE(asked.scale, asked.soft_cap, asked.alibi, asked.sinks, asked.causal, asked.masked, asked.partial,
             asked.window.left, asked.window.sink_tokens);
     check_scene(scene, asked, {random.between(1, 3)});
   }
@@ -99,7 +100,7 @@ void check_spoiled(const char* name, int trials) {
             spec.table_per_head, spec.absent, often);
     const Scene scene(spec, random_rows(random, 3, spec.page_tokens, 700));
     Asked asked = random_features(random, trial % 3 != 0);
-    CAPTURE(asked.scale, asked.soft_cap, asked.alibi, asked.sinks, asked.causal, asked.masked,
+    CAPTURE(asked.scale, asked.soft_cap, asked.alibi, asked.sinks, asked.causal, asked.masked, asked.partial,
             asked.window.left, asked.window.sink_tokens);
     check_scene(scene, asked);
   }
