@@ -127,6 +127,8 @@ std::int64_t continue_all(const Llama& model, KvCache& cache, std::vector<Contin
 struct Figures {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
+  double prefill_attention_seconds = 0.0;  ///< of the former: storing keys and values, and attending
+  double decode_attention_seconds = 0.0;
   std::int64_t forwarded = 0;
   double bytes_per_token = 0.0;
   KvCache::Report report;
@@ -142,6 +144,8 @@ void print_json(const Options& options, const Tokenizer& tokenizer, const std::v
   json["prompt_tokens"] = prompt;
   json["prefill_seconds"] = figures.prefill_seconds;
   json["decode_seconds"] = figures.decode_seconds;
+  json["prefill_attention_seconds"] = figures.prefill_attention_seconds;
+  json["decode_attention_seconds"] = figures.decode_attention_seconds;
   json["cache_bytes_per_token"] = figures.bytes_per_token;
   json["pages_used"] = figures.report.pages_used;
   if (options.forks > 0) {
@@ -155,11 +159,14 @@ void print_json(const Options& options, const Tokenizer& tokenizer, const std::v
 
 void print_figures(const Options& options, std::size_t prompt_tokens, const Figures& figures) {
   constexpr double mib = 1 << 20;
-  std::printf("\nprompt     %zu tokens, %.1f tokens/s\n", prompt_tokens,
-              static_cast<double>(prompt_tokens) / figures.prefill_seconds);
+  const auto percent = [](double part, double whole) { return 100.0 * part / whole; };
+  std::printf("\nprompt     %zu tokens, %.1f tokens/s, %.0f%% of the time in attention\n", prompt_tokens,
+              static_cast<double>(prompt_tokens) / figures.prefill_seconds,
+              percent(figures.prefill_attention_seconds, figures.prefill_seconds));
   if (figures.forwarded > 0)
-    std::printf("generated  %.1f tokens/s\n",
-                static_cast<double>(figures.forwarded) / figures.decode_seconds);
+    std::printf("generated  %.1f tokens/s, %.0f%% of the time in attention\n",
+                static_cast<double>(figures.forwarded) / figures.decode_seconds,
+                percent(figures.decode_attention_seconds, figures.decode_seconds));
   std::printf("cache      %s, %.0f bytes a token, %lld pages of %d tokens, %.2f MiB\n",
               options.policy.c_str(), figures.bytes_per_token,
               static_cast<long long>(figures.report.pages_used), options.page_tokens,
@@ -210,6 +217,7 @@ void generate(const Options& options) {
   const SeqId root = cache->create();
   Activations logits = read_prompt(model, *cache, root, prompt_tokens);
   figures.prefill_seconds = seconds_since(start);
+  figures.prefill_attention_seconds = cache->report().attend_seconds;
 
   const double temperature = options.temperature >= 0.0 ? options.temperature : options.forks > 0 ? 0.8 : 0.0;
   std::vector<Continuation> continuations;
@@ -229,6 +237,7 @@ void generate(const Options& options) {
   if (progress) std::fprintf(stderr, "\r\033[K");
 
   figures.report = cache->report();
+  figures.decode_attention_seconds = figures.report.attend_seconds - figures.prefill_attention_seconds;
   std::int64_t stored = 0;  // tokens over all sequences, shared ones counted for each
   for (const Continuation& c : continuations) stored += cache->length(c.sequence);
   figures.bytes_per_token = static_cast<double>(figures.report.bytes_used) / static_cast<double>(stored);

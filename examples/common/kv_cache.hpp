@@ -28,6 +28,7 @@ class KvCache {
     std::int64_t bytes_used = 0;
     std::int64_t pages_shared = 0;
     std::int64_t bytes_saved = 0;  ///< by sharing
+    double attend_seconds = 0.0;   ///< of attend(), since the cache was made
   };
 
   virtual ~KvCache() = default;

@@ -5,6 +5,7 @@
 // compile side by side.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -18,6 +19,7 @@
 
 #include "common/kv_cache.hpp"
 #include "common/page_mass.hpp"
+#include "common/program.hpp"
 #include "kvfolia/cpu.hpp"
 #include "kvfolia/kvfolia.hpp"
 
@@ -96,6 +98,7 @@ class PagedKvCache final : public KvCache {
   }
 
   void attend(int layer, const float* queries, const float* keys, const float* values, float* out) override {
+    const auto start = std::chrono::steady_clock::now();
     const auto view = cache_.view(LayerId{layer});
     const std::int64_t dim = shape_.head_dim;
     AppendArgs append;
@@ -106,6 +109,7 @@ class PagedKvCache final : public KvCache {
     attend.queries = {queries, shape_.query_heads * dim, dim};
     attend.out = {out, shape_.query_heads * dim, dim};
     check(cpu::attend(view, *batch_, attend, plan_, workspace_, exec_));
+    attend_seconds_ += seconds_since(start);
     if constexpr (is_mixed<Quant>) mass_.measure(view, *batch_, cache_, shape_.query_heads, queries, exec_);
   }
 
@@ -115,7 +119,7 @@ class PagedKvCache final : public KvCache {
   }
 
   Report report() const override {
-    Report report;
+    Report report{.attend_seconds = attend_seconds_};
     for (int format = 0; format < format_count<Quant>; ++format) {
       const FormatStats stats = cache_.stats(format);
       report.pages_used += stats.held;
@@ -197,6 +201,7 @@ class PagedKvCache final : public KvCache {
   std::optional<Batch> batch_;
   cpu::AttendPlan plan_;
   std::vector<std::byte> workspace_;
+  double attend_seconds_ = 0.0;
 };
 
 template <class Layout, class Quant>

@@ -89,7 +89,11 @@ class Generate(unittest.TestCase):
         result = run_json("--prompt", "The capital of France is", "--tokens", "6", "--policy", "fp32")
         self.assertLessEqual(
             {"text", "prompt_tokens", "tokens", "logprobs", "prefill_seconds", "decode_seconds",
-             "cache_bytes_per_token", "pages_used"}, set(result))
+             "prefill_attention_seconds", "decode_attention_seconds", "cache_bytes_per_token", "pages_used"},
+            set(result))
+        for phase in ("prefill", "decode"):
+            self.assertGreater(result[phase + "_attention_seconds"], 0)
+            self.assertLess(result[phase + "_attention_seconds"], result[phase + "_seconds"])
         self.assertEqual(result["prompt_tokens"], [504, 3575, 282, 4649, 314])
         self.assertEqual(len(result["tokens"]), 6)
         self.assertEqual(len(result["logprobs"]), 6)
