@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <Eigen/Core>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -59,8 +60,17 @@ class Llama {
 
   /// The last layer's output for every token.
   Activations hidden(std::span<const Row> rows, KvCache& cache) const;
-  Activations normalized(const Activations& x, const GgufTensor& weight) const;
-  Activations product(const Activations& x, const GgufTensor& weight) const;
+  struct Product {
+    const GgufTensor* weight;
+    Activations* out;
+  };
+
+  // What is written is resized where it has another size.
+
+  void normalize(const Activations& x, const GgufTensor& weight, Activations& out) const;
+  /// x times each of the weights: together, because starting threads takes as long as a small product.
+  void multiply(const Activations& x, std::initializer_list<Product> products) const;
+  Activations logits(const Activations& x) const;
   Rotation rotation(const std::vector<std::int32_t>& positions) const;
   void rotate(Activations& x, const Rotation& rotation) const;
 
