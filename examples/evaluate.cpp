@@ -44,7 +44,7 @@ constexpr const char* default_policies =
 constexpr std::int32_t chunk = 256;  ///< tokens a forward pass; bounds the memory of logits
 
 struct Options {
-  std::string model, text, policies = default_policies, csv, svg;
+  std::string model, text, policies = default_policies, path = "fast", csv, svg;
   int tokens = 8192, context = 4096, page_tokens = 32, threads = 0;
   bool json = false;
   bool tokens_given = false, context_given = false;
@@ -205,6 +205,7 @@ void evaluate(const Options& options) {
   kv.page_tokens = options.page_tokens;
   kv.max_tokens = static_cast<std::int32_t>(std::min(context, sample.scored.size()));
   kv.threads = threads;
+  kv.plain_path = options.path == "plain";
   const auto needy = std::find_if(measurements.begin(), measurements.end(),
                                   [](const Measurement& m) { return policy_needs_calibration(m.policy); });
   if (needy != measurements.end()) {
@@ -269,6 +270,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 16));
   app.add_option("--csv", options.csv, "file for the figures");
   app.add_option("--svg", options.svg, "file for a plot of divergence against bits per value");
+  app.add_option("--path", options.path, "attention kernels")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"plain", "fast"}));
   app.add_flag("--json", options.json, "print one JSON object instead of a table");
   app.add_option("--threads", options.threads, "[all processors]")->check(CLI::Range(1, 1024));
   std::signal(SIGPIPE, SIG_IGN);  // a reader that leaves is an error like any other

@@ -205,7 +205,8 @@ void generate(const Options& options) {
                          .order = options.order == "dim" ? ElementOrderName::dim : ElementOrderName::slot,
                          .max_sequences = count,
                          .max_tokens = static_cast<std::int32_t>(total),
-                         .threads = threads});
+                         .threads = threads,
+                         .plain_path = options.path == "plain"});
 
   // One text is printed as it comes; of several, only their progress, and that on a terminal.
   Printer printer(!options.json && options.forks == 0);
@@ -293,9 +294,9 @@ int main(int argc, char** argv) {
   app.add_option("--order", options.order, "element order in pages")
       ->capture_default_str()
       ->check(CLI::IsMember({"slot", "dim"}));
-  app.add_option(
-         "--path", options.path,
-         "attention kernels: plain, or the fastest ones there are for the policy (at present the plain ones)")
+  app.add_option("--path", options.path,
+                 "attention kernels: fast, or the plain ones, whose bits are the same for every page size "
+                 "and machine")
       ->capture_default_str()
       ->check(CLI::IsMember({"plain", "fast"}));
   app.add_option("--threads", options.threads, "[all processors]")->check(CLI::Range(1, 1024));

@@ -74,6 +74,7 @@ struct KvOptions {
   std::int32_t max_sequences = 1;
   std::int32_t max_tokens = 0;  ///< of one sequence
   std::int32_t threads = 1;
+  bool plain_path = false;  ///< of attention: the same bits everywhere, slowly
   Calibration calibration{};
 };
 

@@ -7,14 +7,14 @@
 namespace kvfolia_examples {
 namespace {
 
-/// Dim-major keys and paired values, as many elements side by side as 32 bits hold.
+/// Dim-major keys, as many elements side by side as 32 bits hold: what the fast path reads best.
 template <class Quant>
 std::unique_ptr<KvCache> with_order(const KvShape& shape, const KvOptions& options) {
   const auto with_dim = [&](auto dim) {
     constexpr int head_dim = decltype(dim)::value;
     constexpr int x = 32 / Quant::code_bits;
     if (options.order == ElementOrderName::dim)
-      return with_evict<Gqa<head_dim, dynamic, DimMajor<x>, SlotPairs<x>>, Quant>(shape, options);
+      return with_evict<Gqa<head_dim, dynamic, DimMajor<x>>, Quant>(shape, options);
     return with_evict<Gqa<head_dim, dynamic>, Quant>(shape, options);
   };
   if (shape.head_dim == 64) return with_dim(std::integral_constant<int, 64>());

@@ -68,6 +68,7 @@ class PagedKvCache final : public KvCache {
   PagedKvCache(const KvShape& shape, const KvOptions& options, Evict evict)
       : shape_(shape),
         exec_{options.threads},
+        path_(options.plain_path ? cpu::AttendPath::plain : cpu::AttendPath::fast),
         high_share_(options.policy.mixed.value_or(100.0) / 100.0),
         cache_(config(shape, options), calibrated<Quant>(options.calibration, shape.head_dim), evict) {}
 
@@ -93,7 +94,7 @@ class PagedKvCache final : public KvCache {
     batch_ = step.commit();
     cache_.store().copy(batch_->copies(), exec_);
     plan_ = value_of(
-        cpu::plan_attend(cache_.view(LayerId{0}), *batch_, {shape_.query_heads, exec_.concurrency()}));
+        cpu::plan_attend(cache_.view(LayerId{0}), *batch_, {shape_.query_heads, exec_.concurrency(), path_}));
     workspace_.resize(plan_.workspace_bytes());
   }
 
@@ -195,6 +196,7 @@ class PagedKvCache final : public KvCache {
 
   KvShape shape_;
   cpu::OpenMp exec_;
+  cpu::AttendPath path_;
   double high_share_;
   PageMass mass_;
   PagedCache<Layout, Quant, Evict> cache_;

@@ -48,7 +48,8 @@ class PoolOf final : public Pool {
     formats = format_count<Quant>;
     exact = exact_format<Quant>;
     seal_tokens = Quant::seal_tokens;
-    rounds_queries = cpu::rounds_queries<Layout, Quant>();
+    rounds_few = cpu::rounds_operands<Layout, Quant>(1);
+    rounds_many = cpu::rounds_operands<Layout, Quant>(5);
     view_.kv_heads = spec.kv_heads;
     view_.page_tokens = spec.page_tokens;
     view_.quant = quant;

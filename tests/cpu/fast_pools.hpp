@@ -53,10 +53,11 @@ class Pool {
 
   PoolSpec spec{};
   int key_dim = 0, value_dim = 0;
-  bool shares = false;          ///< the value is a part of the key
-  int formats = 1, exact = 0;   ///< how many there are, and which is the exact one
-  int seal_tokens = 1;          ///< of the coded formats
-  bool rounds_queries = false;  ///< in rows with up to four of them
+  bool shares = false;         ///< the value is a part of the key
+  int formats = 1, exact = 0;  ///< how many there are, and which is the exact one
+  int seal_tokens = 1;         ///< of the coded formats
+  bool rounds_few = false;     ///< operands, in rows with up to four queries
+  bool rounds_many = false;    ///< in others
 
   /// Encodes `used` slots of a page, all of them where codes need blocks: [slot][head][dim].
   virtual void write(int format, int page, const float* keys, const float* values, int used) = 0;

@@ -157,7 +157,9 @@ class Scene {
     return rows;
   }
 
-  double tolerance(int row) const { return pool->rounds_queries && queries(row) <= 4 ? 1e-3 : 1e-5; }
+  double tolerance(int row) const {
+    return (queries(row) <= 4 ? pool->rounds_few : pool->rounds_many) ? 1e-3 : 1e-5;
+  }
 
   const SceneSpec spec;
   std::unique_ptr<Pool> pool;

@@ -87,7 +87,8 @@ std::unique_ptr<KvCache> paged(const std::string& policy, int page_tokens, Eleme
                                                    .order = order,
                                                    .max_sequences = 1,
                                                    .max_tokens = 256,
-                                                   .threads = threads});
+                                                   .threads = threads,
+                                                   .plain_path = true});  // compared bit for bit
 }
 
 /// Keys and values in plain vectors, one sequence, no page anywhere.

@@ -25,7 +25,7 @@ KVF_INLINE decltype(auto) visit_token_params(const Q& quant, const Tile& tile, F
     return f(quant, tile);
 }
 
-/// fp16 scales, or fp16 scales and mins, a group each.
+/// fp16 scales a group each, and fp16 scales and mins.
 template <class Q>
 concept HalfScales = requires {
   requires std::is_same_v<decltype(Q::Param::scale), fp16>;
@@ -67,7 +67,7 @@ void read_token_params(const Q& quant, const Tile& tile, int slot, int count, fl
     const int groups = group_count<Inner>(t.dims);
     const std::byte* at = t.params + slot * t.param_stride;
     int done = 0;
-    if constexpr (HalfScales<Inner> && sizeof(typename Inner::Param) == 4) {
+    if constexpr (HalfScales<Inner> && Inner::affine.token_offset) {
       if (t.param_stride == groups * std::int64_t{4}) {
         if (groups == 1) done = read_scale_mins<1>(at, count, scales, offsets, stride);
         if (groups == 2) done = read_scale_mins<2>(at, count, scales, offsets, stride);
