@@ -39,7 +39,7 @@ inline Unit run_unit() {
   AttendArgs args;
   args.queries = {queries.data(), 64, 64};
   args.out = {out.data(), 64, 64};
-  const auto plan = cpu::plan_attend(view, batch, {1, 1});
+  const auto plan = cpu::plan_attend(view, batch, {1, 1, cpu::AttendPath::plain});
   std::vector<std::byte> workspace(plan->workspace_bytes());
   static_cast<void>(cpu::attend(view, batch, args, *plan, workspace, cpu::serial));
   using Kernel = Result<> (*)(const Cache::View&, const BatchView&, const AttendArgs&, const cpu::AttendPlan&,

@@ -198,11 +198,3 @@ TEST_CASE("head dims without kernels are refused by name") {
   CHECK_THROWS_WITH(make_kv_cache({1, 4, 2, 80}, options), kvfolia_tests::contains_text("head dim 80"));
   CHECK(make_kv_cache({1, 4, 2, 128}, options) != nullptr);
 }
-
-TEST_CASE("page sizes that an element order cannot hold are refused by name") {
-  KvOptions options{
-      .policy = parse_policy("int8"), .page_tokens = 6, .order = ElementOrderName::dim, .max_tokens = 8};
-  CHECK_THROWS_WITH(make_kv_cache({1, 4, 2, 64}, options), kvfolia_tests::contains_text("multiple of 4"));
-  options.page_tokens = 8;
-  CHECK(make_kv_cache({1, 4, 2, 64}, options) != nullptr);
-}

@@ -134,7 +134,7 @@ KVF_INLINE Uint32s load_nibbles(const std::byte* token, int dim) {
     std::uint32_t word;
     std::memcpy(&word, token + dim / 8 * 4, sizeof word);
     const Uint32s first = hn::Set(u, lanes < 8 ? static_cast<std::uint32_t>(dim) % 8 : 0u);
-    const Uint32s shifts = hn::ShiftLeft<2>(hn::And(hn::Add(hn::Iota(u, 0), first), hn::Set(u, 7u)));
+    const Uint32s shifts = hn::ShiftLeft<2>(hn::And(hn::Add(lane_numbers(), first), hn::Set(u, 7u)));
     return hn::Shr(hn::Set(u, word), shifts);
   } else {
     std::uint64_t two;
@@ -143,11 +143,11 @@ KVF_INLINE Uint32s load_nibbles(const std::byte* token, int dim) {
     const Uint32s words = hn::BitCast(u, hn::Set(wide, two));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 && defined(__AVX512VBMI__)
     // Each byte is any eight bits of its half of a vector's pair of words: the first of a lane matters.
-    return Uint32s{_mm512_multishift_epi64_epi8(hn::ShiftLeft<2>(hn::Iota(u, 0)).raw, words.raw)};
+    return Uint32s{_mm512_multishift_epi64_epi8(hn::ShiftLeft<2>(lane_numbers()).raw, words.raw)};
 #else
     const Uint32s each =
-        hn::TableLookupLanes(words, hn::IndicesFromVec(u, hn::ShiftRight<3>(hn::Iota(u, 0))));
-    return hn::Shr(each, hn::ShiftLeft<2>(hn::And(hn::Iota(u, 0), hn::Set(u, 7u))));
+        hn::TableLookupLanes(words, hn::IndicesFromVec(u, hn::ShiftRight<3>(lane_numbers())));
+    return hn::Shr(each, hn::ShiftLeft<2>(hn::And(lane_numbers(), hn::Set(u, 7u))));
 #endif
   }
 }

@@ -55,6 +55,13 @@ KVF_INLINE Floats zeros() { return hn::Zero(FloatTag()); }
 KVF_INLINE float sum_of(Floats x) { return hn::GetLane(hn::SumOfLanes(FloatTag(), x)); }
 KVF_INLINE float max_of(Floats x) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), x)); }
 
+/// 0, 1, 2, ...
+KVF_INLINE Uint32s lane_numbers() {
+  alignas(64) static constexpr std::uint32_t numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                            8, 9, 10, 11, 12, 13, 14, 15};
+  return hn::LoadU(Uint32Tag(), numbers);
+}
+
 /// Numbers of type T from `at` on, one a lane.
 template <class T>
 KVF_INLINE auto load_as(const void* at) {
