@@ -5,17 +5,11 @@
 
 #include "common/matvec.hpp"
 
-// Highway 1.0.3 does not build with -march=native on processors that have all of AVX3_DL; and vectors whose
-// size is only known at run time cannot be in arrays.
-#if !defined(HWY_DISABLED_TARGETS)
-#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-#endif
-#include <hwy/cache_control.h>
-#include <hwy/highway.h>
 #include <cstddef>
 #include <type_traits>
 
 #include "common/bytes.hpp"
+#include "kvfolia/cpu/target.hpp"
 
 namespace kvfolia_examples {
 namespace {
@@ -115,7 +109,7 @@ void dot(const std::byte* row, std::int64_t cols, const MatvecArgs& args, std::i
     x[t] = args.x + (token + t) * args.x_stride;
   }
   for (std::int64_t at = 0; at < cols; at += Format::elements, row += Format::bytes) {
-    hwy::Prefetch(row + 2048);  // rows to come: the processor's own looking ahead ends with a page
+    __builtin_prefetch(row + 2048);  // rows to come: the processor's own looking ahead ends with a page
     Format::widen(row, [&](int i, Vector weights) HWY_ATTR {
       for (int t = 0; t < Tokens; ++t) {
         Vector& sum = sums[t][i / 16 % 2];
