@@ -130,7 +130,8 @@ KVF_INLINE void dot_slots_in_bytes(const std::byte* codes, std::int64_t row_byte
     const Floats step = broadcast(rows.steps[row + r]);
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA {
       const Int32s sum = hn::Add(hn::ShiftLeft<7>(high[r][v]), low[r][v]);
-      sums[r][v] = hn::Mul(step, hn::ConvertTo(FloatTag(), sum));
+      // Fused with zero, so that no compiler fuses the product with what is added to it, here or there.
+      sums[r][v] = hn::MulAdd(step, hn::ConvertTo(FloatTag(), sum), zeros());
     });
   });
 }
