@@ -40,13 +40,10 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   for (int row = 0; row < batch.rows; ++row)
     if (plan_row(batch, row, view.kv_heads, view.page_tokens) != plan.rows[static_cast<std::size_t>(row)])
       return bad_argument("plan (made for another batch)");
-  for (const AttendPlan::Task& task : plan.tasks)
-    for (std::int32_t i = 1; task.head == 0 && i < task.sharer_count; ++i) {
-      const AttendPlan::Sharer* sharers = plan.sharers.data() + task.first_sharer;
-      if (common_tiles(row_table(batch, sharers[0].row, 0, view.page_tokens),
-                       row_table(batch, sharers[i].row, 0, view.page_tokens)) < task.tile_end)
-        return bad_argument("plan (made for a batch whose rows share pages)");
-    }
+  for (const AttendPlan::Common& common : plan.commons)
+    if (common_tiles(row_table(batch, common.row, 0, view.page_tokens),
+                     row_table(batch, common.other, 0, view.page_tokens)) < common.tiles)
+      return bad_argument("plan (made for a batch whose rows share pages)");
   const std::int32_t tokens = batch.total_queries();
   if (tokens == 0) return {};
   const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {

@@ -44,14 +44,20 @@ struct AttendPlan {
     std::int64_t partial;           ///< where its tiles' states go; -1: the task writes the output itself
     bool streams;                   ///< pages are read in place; decoded once for many queries otherwise
     std::int32_t first_sharer = 0;  ///< of `sharers`
-    std::int32_t sharer_count =
-        0;  ///< rows that have the tiles in common, instead of `row`; 0: they are its own
+    std::int32_t sharer_count = 0;  ///< rows with the tiles in common, in place of `row`; 0: all are its own
   };
 
   /// A row with one query whose table begins as others' do.
   struct Sharer {
     std::int32_t row;
     std::int64_t partial;
+  };
+
+  /// Two rows whose tables must still begin with as many tiles in common.
+  struct Common {
+    std::int32_t row;
+    std::int32_t other;
+    std::int64_t tiles;
   };
 
   /// What a batch must still have when the plan is used.
@@ -66,6 +72,7 @@ struct AttendPlan {
   std::vector<Task> tasks;
   std::vector<Task> merges;  ///< over all tiles of what tasks left as states
   std::vector<Sharer> sharers;
+  std::vector<Common> commons;
   AttendConfig config;
   std::vector<Row> rows;
   std::int32_t kv_heads = 0;
@@ -76,8 +83,7 @@ struct AttendPlan {
   std::int64_t scratch_rows = 0;    ///< queries times heads of a group that a worker keeps at a time
   std::int64_t scratch_floats = 0;  ///< of one worker
   std::int64_t states = 0;          ///< of one query, head and tile each
-
-  std::int64_t state_floats = 0;  ///< maximum, sum and accumulated values
+  std::int64_t state_floats = 0;    ///< maximum, sum and accumulated values
 
   /// Exactly what attend() needs, aligned to workspace_alignment.
   std::size_t workspace_bytes() const {

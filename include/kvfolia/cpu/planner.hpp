@@ -197,8 +197,10 @@ class Planner {
         const std::int64_t concurrency = plan_.config.concurrency;
         add_tiles(task, tile, until, concurrency == 1 ? 1 : (4 * concurrency - 1) / plan_.kv_heads + 1);
       }
-    for (const std::int32_t* row = first; row != last; ++row)
+    for (const std::int32_t* row = first; row != last; ++row) {
       own[static_cast<std::size_t>(row - all)] = until;
+      if (row != first) plan_.commons.push_back({*first, *row, until});
+    }
     each_family(first, last, until, [&](const std::int32_t* from, const std::int32_t* to) {
       share_tiles(from, to, all, until, states, own);
     });
