@@ -57,6 +57,15 @@ KVF_INLINE KVF_HD constexpr const ValueSide<Q>& value_side(const Q& quant) {
     return quant.value;
 }
 
+/// What reads a layout's values: the keys' quantizer where a value is a part of the key.
+template <class Layout, class Q>
+KVF_INLINE KVF_HD constexpr const auto& value_quant(const Q& quant) {
+  if constexpr (Layout::shares_key_value)
+    return key_side(quant);
+  else
+    return value_side(quant);
+}
+
 /// Whether pages hold rotated vectors.
 template <class Q>
 inline constexpr bool rotates = requires(const Q q, float* x, int n) {

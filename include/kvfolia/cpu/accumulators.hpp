@@ -3,8 +3,6 @@
 #pragma once
 // What attention keeps of keys that it has read: a softmax state and the weighted sum of values, a row each.
 
-#include <math.h>
-
 #include <algorithm>
 #include <cstdint>
 
@@ -34,15 +32,14 @@ struct Accumulators {
   void clear(std::int64_t rows) const {
     for (std::int64_t row = 0; row < rows; ++row) clear_row(row);
   }
-  /// Adds another set of keys' results, row by row.
-  void merge(const Accumulators& other, std::int64_t rows) const {
+  /// Adds another set of keys' results, row by row: add(to, old_part, from, new_part) does values.
+  template <class Add>
+  void merge(const Accumulators& other, std::int64_t rows, Add&& add) const {
     for (std::int64_t row = 0; row < rows; ++row) {
       SoftmaxState merged = state(row);
       const auto [old_part, new_part] = merged.merge(other.state(row));
       set(row, merged);
-      float* to = values(row);
-      const float* from = other.values(row);
-      for (int d = 0; d < Dims; ++d) to[d] = ::fmaf(from[d], new_part, to[d] * old_part);
+      add(values(row), old_part, other.values(row), new_part);
     }
   }
 };

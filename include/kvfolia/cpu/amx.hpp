@@ -5,6 +5,7 @@
 // 24 bits; of the four products of two such sums the three larger ones are added, in float.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -30,6 +31,11 @@ inline constexpr bool has_amx = KVF_CPU_AMX;
 struct Pairs {
   std::uint32_t* high;
   std::uint32_t* low;
+
+  /// Two halves of `words` each, in memory that floats may also have.
+  Pairs(float* memory, std::int64_t words)
+      : high(reinterpret_cast<std::uint32_t*>(memory)), low(high + words) {}
+  Pairs(std::uint32_t* h, std::uint32_t* l) : high(h), low(l) {}
 };
 
 /// Rows and columns of a matrix register, in words.
@@ -85,6 +91,24 @@ KVF_INLINE bool split(Floats a, Floats b, std::uint32_t* high, std::uint32_t* lo
   // x - x is 0 for every number; infinities and NaN have left one of them here.
   const Floats sum = hn::Add(rest_a, rest_b);
   return hn::AllTrue(FloatTag(), hn::Eq(hn::Sub(sum, sum), zeros()));
+}
+
+/// Words of rows 2i and 2i + 1, to[i * padded_columns + column], and zeros behind `rows` and `columns`: both
+/// padded counts are whole registers.
+inline bool split_rows(const float* matrix, std::int64_t stride, int rows, int columns, int padded_rows,
+                       int padded_columns, const Pairs& to) {
+  bool whole = true;
+  for (int c = 0; c < padded_columns; c += lanes) {
+    const auto used = hn::FirstN(FloatTag(), static_cast<std::size_t>(std::clamp(columns - c, 0, lanes)));
+    const auto row = [&](int r) KVF_INLINE_LAMBDA {
+      return r < rows ? hn::IfThenElseZero(used, load(matrix + r * stride + c)) : zeros();
+    };
+    for (int r = 0; r < padded_rows; r += 2) {
+      const int at = r / 2 * padded_columns + c;
+      whole &= split(row(r), row(r + 1), to.high + at, to.low + at);
+    }
+  }
+  return whole;
 }
 
 /// `count` neighbouring floats, a multiple of 32, as words of neighbours.

@@ -134,12 +134,7 @@ class Chunk {
   /// Calls f with the quantizers of keys and of values that the tokens were coded with.
   template <class F>
   void visit(F&& f) const {
-    visit_format(view_, entry_, [&](const auto& quant) {
-      if constexpr (Layout::shares_key_value)
-        f(key_side(quant), key_side(quant));
-      else
-        f(key_side(quant), value_side(quant));
-    });
+    visit_format(view_, entry_, [&](const auto& quant) { f(key_side(quant), value_quant<Layout>(quant)); });
   }
 
   /// Products of a query (as pages hold keys) with all chunk_tokens keys; those behind count() are not

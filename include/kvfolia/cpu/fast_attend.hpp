@@ -4,8 +4,6 @@
 // Attention over pages, the fast path: a tile's scores for all rows, their softmax, then its values. Tile
 // by tile; what is read next is prefetched through the block table meanwhile.
 
-#include <math.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -48,8 +46,7 @@ class TileRegions {
       push(tile.params + run.slot * tile.param_stride, tile.param_stride * run.count);
   }
   void clear() { count_ = lines_ = 0; }
-  Prefetch prefetch() const { return {regions_, count_}; }
-  std::int64_t lines() const { return lines_; }
+  Prefetch prefetch() const { return {regions_, count_, lines_}; }
 
  private:
   void push(const std::byte* begin, std::int64_t bytes) {
@@ -76,7 +73,7 @@ class FastTask {
         rows_(view, batch, args, plan, task),
         task_(task),
         amx_(plan.amx && !task.streams),
-        at_(plan.scratch_rows),
+        at_(round_up<std::int64_t>(rows_.count(), amx_ ? amx_tile : row_block)),
         probabilities_(scratch + at_.scores()),
         tile_{scratch + at_.tile()},
         total_{scratch + at_.total()},
@@ -142,36 +139,37 @@ class FastTask {
   void reduce(std::int64_t tile, const TileRuns& runs, const TileRuns& next) {
     tile_.clear(rows_.count());
     if (runs.columns == 0) return;
-    const RowRange all{0, rows_.count(),
-                       task_.streams ? round_up<std::int64_t>(rows_.count(), row_block) : at_.rows()};
+    const RowRange all{0, rows_.count(), at_.rows()};
     regions_.clear();
     if (task_.streams) add_value_regions(runs);
-    scores_.compute(runs, all, regions_.prefetch(), regions_.lines());
+    scores_.compute(runs, all, regions_.prefetch());
     for (std::int64_t row = 0; row < rows_.count(); ++row) softmax(row, tile, runs);
     for (std::int64_t row = rows_.count(); row < all.end; ++row)
       std::fill_n(probabilities_ + row * score_stride, runs.columns, 0.0f);
     regions_.clear();
     if (task_.streams) add_key_regions(next);
-    values_.add(runs, all, tile_.values(0), Rows::floats, regions_.prefetch(), regions_.lines());
+    values_.add(runs, all, tile_.values(0), Rows::floats, regions_.prefetch());
     for (std::int64_t row = 0; row < rows_.count(); ++row)
       if (!is_finite(tile_.values(row))) leave_out_unseen(row, tile, runs);
   }
 
   void add_key_regions(const TileRuns& runs) {
-    for (int i = 0; i < runs.count; ++i)
-      visit_format(view_, runs.runs[i].entry, [&](const auto& quant) {
-        regions_.template add<std::remove_cvref_t<decltype(key_side(quant))>, typename Layout::KeyOrder>(
-            view_.key_tile(runs.runs[i].entry, task_.head), runs.runs[i]);
-      });
+    each_run(runs, [&](const Run& run, const auto& quant) {
+      regions_.template add<std::remove_cvref_t<decltype(key_side(quant))>, typename Layout::KeyOrder>(
+          view_.key_tile(run.entry, task_.head), run);
+    });
   }
   void add_value_regions(const TileRuns& runs) {
     if constexpr (!Layout::shares_key_value)
-      for (int i = 0; i < runs.count; ++i)
-        visit_format(view_, runs.runs[i].entry, [&](const auto& quant) {
-          regions_
-              .template add<std::remove_cvref_t<decltype(value_side(quant))>, typename Layout::ValueOrder>(
-                  view_.value_tile(runs.runs[i].entry, task_.head), runs.runs[i]);
-        });
+      each_run(runs, [&](const Run& run, const auto& quant) {
+        regions_.template add<std::remove_cvref_t<decltype(value_side(quant))>, typename Layout::ValueOrder>(
+            view_.value_tile(run.entry, task_.head), run);
+      });
+  }
+  template <class F>
+  void each_run(const TileRuns& runs, F&& f) const {
+    for (int i = 0; i < runs.count; ++i)
+      visit_format(view_, runs.runs[i].entry, [&](const auto& quant) { f(runs.runs[i], quant); });
   }
 
   /// Gives -infinity to the columns that a row does not see. Those that no row sees are not there.
@@ -267,22 +265,17 @@ class FastTask {
     tile_.clear_row(row);
     if (seen.columns == 0) return;
     const RowRange one{row, 1, row + 1};
-    scores_.compute(seen, one, {}, 0);
+    scores_.compute(seen, one, {});
     softmax(row, tile, seen);
-    values_.add(seen, one, tile_.values(0), Rows::floats, {}, 0);
+    values_.add(seen, one, tile_.values(0), Rows::floats, {});
   }
 
   void merge_tile(const Rows& tile) {
-    for (std::int64_t row = 0; row < rows_.count(); ++row) {
-      SoftmaxState merged = total_.state(row);
-      const auto [old_part, new_part] = merged.merge(tile.state(row));
-      total_.set(row, merged);
-      float* to = total_.values(row);
-      const float* from = tile.values(row);
+    total_.merge(tile, rows_.count(), [](float* to, float old_part, const float* from, float new_part) {
       const Floats old_factor = broadcast(old_part), new_factor = broadcast(new_part);
       for (int d = 0; d < Scratch::value_stride; d += lanes)
         store(hn::MulAdd(load(from + d), new_factor, hn::Mul(load(to + d), old_factor)), to + d);
-    }
+    });
   }
 
   void write() {

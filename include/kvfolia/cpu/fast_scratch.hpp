@@ -78,7 +78,7 @@ struct FormatFacts<Layout, Quant, Format, true> {
   static constexpr bool streams = true;
 };
 
-/// Offsets in floats. `rows` counts queries times heads of a group.
+/// Offsets in floats. `rows` counts queries times heads of a group, and what completes the last block.
 template <class Layout, class Quant>
 class FastScratch {
  public:
@@ -94,8 +94,7 @@ class FastScratch {
   /// Of a row of words of two bf16; whole matrix registers.
   static constexpr int pair_stride = round_up(Layout::key_dim, 2 * amx_tile) / 2;
 
-  constexpr explicit FastScratch(std::int64_t rows)
-      : rows_(round_up<std::int64_t>(rows, has_amx ? amx_tile : row_block)) {}
+  constexpr explicit FastScratch(std::int64_t rows) : rows_(rows) {}
 
   constexpr std::int64_t queries() const { return 0; }
   constexpr std::int64_t folded() const { return queries() + rows_ * Layout::key_dim; }

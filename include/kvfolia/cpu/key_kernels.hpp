@@ -65,11 +65,11 @@ inline constexpr int byte_bias = Kind == CodeKind::int8   ? 128
 template <CodeKind Kind, int X, int Rows, int Vectors>
 KVF_INLINE void dot_slots(const std::byte* codes, std::int64_t row_bytes, int begin, int end,
                           const float* queries, std::int64_t stride, Floats (&sums)[Rows][Vectors],
-                          Prefetch& prefetch, int lines) {
+                          Prefetch& prefetch) {
   constexpr int vector_bytes = lanes * X * kind_bits(Kind) / 8;
   codes += begin / X * row_bytes;
   for (int d = begin; d < end; d += X, codes += row_bytes) {
-    prefetch.lines(lines);
+    prefetch.step();
     Floats dims[Vectors][X];
     unroll<Vectors>([&](auto v)
                         KVF_INLINE_LAMBDA { load_slots<Kind, X>(codes + v * vector_bytes, dims[v]); });
@@ -88,7 +88,7 @@ KVF_INLINE void dot_slots(const std::byte* codes, std::int64_t row_bytes, int be
 template <CodeKind Kind, int X, int Rows, int Vectors>
 KVF_INLINE void dot_slots_in_bytes(const std::byte* codes, std::int64_t row_bytes, int begin, int end,
                                    const KeyRows& rows, std::int64_t row, int group,
-                                   Floats (&sums)[Rows][Vectors], Prefetch& prefetch, int lines) {
+                                   Floats (&sums)[Rows][Vectors], Prefetch& prefetch) {
   const Uint32Tag u;
   constexpr int words = X / 4, bias = byte_bias<Kind>;
   const std::int64_t stride = rows.dims / 4;
@@ -104,7 +104,7 @@ KVF_INLINE void dot_slots_in_bytes(const std::byte* codes, std::int64_t row_byte
   });
   codes += begin / X * row_bytes;
   for (int w = begin / 4; w < end / 4; w += words, codes += row_bytes) {
-    prefetch.lines(lines);
+    prefetch.step();
     Uint32s bytes[Vectors][words];
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA {
       const Uint32s loaded = load_as<std::uint32_t>(codes + v * lanes * 4);
@@ -139,7 +139,7 @@ KVF_INLINE void dot_slots_in_bytes(const std::byte* codes, std::int64_t row_byte
 /// Scores of Rows rows with lanes * Vectors neighbouring slots.
 template <CodeKind Kind, int X, Affine Has, int Vectors, int Rows>
 void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& rows, std::int64_t row,
-                 const KeyColumns& columns, std::int64_t column, Prefetch& prefetch, int lines) {
+                 const KeyColumns& columns, std::int64_t column, Prefetch& prefetch) {
   Floats scores[Rows][Vectors];
   unroll<Rows>([&](auto r) KVF_INLINE_LAMBDA {
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA { scores[r][v] = broadcast(rows.bases[row + r]); });
@@ -149,13 +149,13 @@ void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& 
     const int begin = group * rows.group_dims, end = std::min(begin + rows.group_dims, rows.dims);
     Floats parts[Rows][Vectors];
     if constexpr (in_bytes<Kind, X>) {
-      dot_slots_in_bytes<Kind, X>(codes, row_bytes, begin, end, rows, row, group, parts, prefetch, lines);
+      dot_slots_in_bytes<Kind, X>(codes, row_bytes, begin, end, rows, row, group, parts, prefetch);
     } else {
       unroll<Rows>([&](auto r) KVF_INLINE_LAMBDA {
         unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA { parts[r][v] = zeros(); });
       });
       dot_slots<Kind, X>(codes, row_bytes, begin, end, rows.queries + row * rows.dims, rows.dims, parts,
-                         prefetch, lines);
+                         prefetch);
     }
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA {
       const std::int64_t at = group * score_stride + column + v * lanes;
@@ -182,7 +182,7 @@ void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& 
 /// The same for a range of rows.
 template <CodeKind Kind, int X, Affine Has, int Vectors>
 void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& rows, const RowRange& range,
-                 const KeyColumns& columns, std::int64_t column, Prefetch& prefetch, int lines) {
+                 const KeyColumns& columns, std::int64_t column, Prefetch& prefetch) {
   constexpr int vector_bytes = lanes * X * kind_bits(Kind) / 8;
   each_row_block(range, [&](auto block, std::int64_t row) KVF_INLINE_LAMBDA {
     constexpr int count = decltype(block)::value;
@@ -190,7 +190,7 @@ void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& 
     constexpr int vectors = count == 8 && (in_bytes<Kind, X> || lanes < 16) ? 1 : Vectors;
     for (int v = 0; v < Vectors; v += vectors)
       score_slots<Kind, X, Has, vectors, count>(codes + v * vector_bytes, row_bytes, rows, row, columns,
-                                                column + v * lanes, prefetch, lines);
+                                                column + v * lanes, prefetch);
   });
 }
 
@@ -198,7 +198,7 @@ void score_slots(const std::byte* codes, std::int64_t row_bytes, const KeyRows& 
 /// groups have scales, codes are multiplied by them; nothing else is folded.
 template <CodeKind Kind, bool GroupScales, int Rows, int Tokens>
 void score_tokens(const std::byte* const* tokens, const KeyRows& rows, std::int64_t row,
-                  const KeyColumns& columns, std::int64_t column, Prefetch& prefetch, int lines) {
+                  const KeyColumns& columns, std::int64_t column, Prefetch& prefetch) {
   Floats sums[Rows][Tokens];
   unroll<Rows>([&](auto r) KVF_INLINE_LAMBDA {
     unroll<Tokens>([&](auto t) KVF_INLINE_LAMBDA { sums[r][t] = zeros(); });
@@ -212,7 +212,7 @@ void score_tokens(const std::byte* const* tokens, const KeyRows& rows, std::int6
       });
     const int end = std::min(begin + rows.group_dims, rows.dims);
     for (int d = begin; d < end; d += lanes) {
-      prefetch.lines(lines);
+      prefetch.step();
       Floats codes[Tokens];
       unroll<Tokens>([&](auto t) KVF_INLINE_LAMBDA {
         codes[t] = load_codes<Kind>(tokens[column + t], d);
@@ -246,15 +246,15 @@ void score_tokens(const std::byte* const* tokens, const KeyRows& rows, std::int6
 /// The same for a range of rows and `count` tokens, with everything folded.
 template <CodeKind Kind, Affine Has, bool Groups>
 void score_tokens(const std::byte* const* tokens, const KeyRows& rows, const RowRange& range,
-                  const KeyColumns& columns, int column, int count, Prefetch& prefetch, int lines) {
+                  const KeyColumns& columns, int column, int count, Prefetch& prefetch) {
   constexpr bool group_scales = Groups && Has.token_scale;
   each_row_block(range, [&](auto block, std::int64_t row) KVF_INLINE_LAMBDA {
     constexpr int block_rows = decltype(block)::value, at_once = block_rows == 8 ? 2 : 4;
     int at = column;
     for (; at + at_once <= column + count; at += at_once)
-      score_tokens<Kind, group_scales, block_rows, at_once>(tokens, rows, row, columns, at, prefetch, lines);
+      score_tokens<Kind, group_scales, block_rows, at_once>(tokens, rows, row, columns, at, prefetch);
     for (; at < column + count; ++at)
-      score_tokens<Kind, group_scales, block_rows, 1>(tokens, rows, row, columns, at, prefetch, lines);
+      score_tokens<Kind, group_scales, block_rows, 1>(tokens, rows, row, columns, at, prefetch);
   });
   const int groups = rows.groups();
   for (std::int64_t row = range.first; row < range.first + range.count; ++row) {

@@ -19,6 +19,7 @@
 #include "kvfolia/cpu/chunk.hpp"
 #include "kvfolia/cpu/target.hpp"
 #include "kvfolia/cpu/task_rows.hpp"
+#include "kvfolia/cpu/tile_walk.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
@@ -49,7 +50,7 @@ class PlainTask {
         args_(args),
         task_(task),
         rows_(view, batch, args, plan, task),
-        table_(rows_.table()),
+        walk_(rows_.table(), rows_.sight()),
         chunk_(view, task.head, scratch + PlainScratch<Layout, Quant>{plan.scratch_rows}.chunk()) {
     const PlainScratch<Layout, Quant> at{plan.scratch_rows};
     queries_ = scratch + at.queries();
@@ -66,7 +67,7 @@ class PlainTask {
       if (task_.partial >= 0) tile_.data = state(states, tile);
       tile_.clear(rows_.count());
       reduce_tile(tile);
-      if (task_.partial < 0) total_.merge(tile_, rows_.count());
+      if (task_.partial < 0) merge_tile(tile_);
     }
     if (task_.partial < 0) write();
   }
@@ -75,7 +76,7 @@ class PlainTask {
   void merge(float* states) {
     total_.clear(rows_.count());
     for (std::int64_t tile = task_.tile_begin; tile < task_.tile_end; ++tile)
-      total_.merge({state(states, tile)}, rows_.count());
+      merge_tile({state(states, tile)});
     write();
   }
 
@@ -84,29 +85,24 @@ class PlainTask {
     return states + (task_.partial + tile * rows_.count()) * Rows::floats;
   }
 
-  void reduce_tile(std::int64_t tile) {
-    const std::int64_t begin = tile * tile_positions;
-    const std::int64_t end = begin + tile_positions;
-    for (; entry_ < table_.count; ++entry_) {
-      const int used = table_.used(entry_);
-      const TableEntry entry = table_.entry(entry_);
-      if (used == 0 || entry.absent() || table_.position(entry_, used - 1) < begin) continue;
-      if (table_.position(entry_, 0) >= end) break;
-      gather(entry, used, begin, end);
-      if (table_.position(entry_, used - 1) >= end) break;  // the next tile has a part of it, too
-    }
-    flush();
+  void merge_tile(const Rows& tile) {
+    total_.merge(tile, rows_.count(), [](float* to, float old_part, const float* from, float new_part) {
+      for (int d = 0; d < Layout::value_dim; ++d) to[d] = ::fmaf(from[d], new_part, to[d] * old_part);
+    });
   }
 
-  void gather(TableEntry entry, int used, std::int64_t begin, std::int64_t end) {
-    const Sight sight = rows_.sight();
-    for (int slot = 0; slot < used; ++slot) {
-      const std::int64_t position = table_.position(entry_, slot);
-      if (position < begin || position >= end || !sight.any_sees(position)) continue;
-      if (!chunk_.takes(entry, slot)) flush();
-      chunk_.add(entry, slot, position);
-      if (chunk_.full()) flush();
-    }
+  void reduce_tile(std::int64_t tile) {
+    TileRuns runs;
+    walk_.collect(tile, runs);
+    for (int i = 0; i < runs.count; ++i)
+      for (int t = 0; t < runs.runs[i].count; ++t) {
+        const TableEntry entry = runs.runs[i].entry;
+        const int slot = runs.runs[i].slot + t;
+        if (!chunk_.takes(entry, slot)) flush();
+        chunk_.add(entry, slot, tile * tile_positions + runs.offsets[runs.runs[i].column + t]);
+        if (chunk_.full()) flush();
+      }
+    flush();
   }
 
   /// Scores the gathered tokens for all queries and adds them in order.
@@ -153,12 +149,11 @@ class PlainTask {
   const AttendArgs& args_;
   const Task& task_;
   const TaskRows<Layout, Quant> rows_;
-  const RowTable table_;
+  TileWalk walk_;
   Chunk<Layout, Quant> chunk_;
   float* queries_ = nullptr;  ///< [rows][key_dim]
   Rows tile_{};
   Rows total_{};
-  int entry_ = 0;  ///< tiles ascend, so the table is walked once
 };
 
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail

@@ -50,7 +50,7 @@ namespace detail {
 template <class Layout, class Quant>
 constexpr std::int64_t scratch_floats(const AttendPlan& plan) {
   if (plan.config.path == AttendPath::plain) return PlainScratch<Layout, Quant>{plan.scratch_rows}.size();
-  return FastScratch<Layout, Quant>(plan.scratch_rows).size();
+  return FastScratch<Layout, Quant>(round_up<std::int64_t>(plan.scratch_rows, amx_tile)).size();
 }
 template <class Layout, class Quant>
 void size_scratch(AttendPlan& plan) {

@@ -3,6 +3,7 @@
 #pragma once
 // Asking memory for what is read next while the present is computed.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -19,16 +20,22 @@ struct Region {
   std::int64_t bytes;
 };
 
-/// Walks over regions line by line. The regions must stay where they are.
+/// Walks over regions line by line, a few lines a step. The regions must stay where they are.
 class Prefetch {
  public:
   Prefetch() = default;
-  Prefetch(const Region* regions, int count) : next_(regions), last_(regions + count) {}
+  Prefetch(const Region* regions, int count, std::int64_t lines)
+      : next_(regions), last_(regions + count), lines_(lines) {}
 
-  /// Asks for the next n cache lines, as far as there are any. Inlined into the innermost loops: spread
-  /// over them, lines arrive while the arithmetic goes on.
-  KVF_INLINE void lines(int n) {
-    for (; n > 0; --n) {
+  /// Spreads all lines over so many steps.
+  void spread(std::int64_t steps) {
+    pace_ = static_cast<int>((lines_ + steps - 1) / std::max<std::int64_t>(steps, 1));
+  }
+
+  /// Asks for some more cache lines, as far as there are any. Inlined into the innermost loops: lines arrive
+  /// while the arithmetic goes on.
+  KVF_INLINE void step() {
+    for (int n = pace_; n > 0; --n) {
       if (at_ >= end_) {
         if (next_ == last_) return;
         at_ = next_->begin;
@@ -45,6 +52,8 @@ class Prefetch {
   const std::byte* end_ = nullptr;
   const Region* next_ = nullptr;
   const Region* last_ = nullptr;
+  std::int64_t lines_ = 0;
+  int pace_ = 0;  ///< lines a step
 };
 
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail

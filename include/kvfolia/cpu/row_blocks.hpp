@@ -11,8 +11,8 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-/// The most rows of a block; arrays of rows have whole blocks.
-inline constexpr int row_block = 8;
+/// Arrays of rows have a multiple of so many.
+inline constexpr int row_block = 4;
 
 /// Rows [first, first + count) of a task; arrays have room up to `end`, which completes the last block.
 struct RowRange {

@@ -105,11 +105,7 @@ class TaskRows {
  private:
   /// From a value as pages hold it. Partial results, too: it is linear, and merging knows no quantizer.
   void unrotate(float* values) const {
-    const auto& quant = format_quant<coded_format>(view_.quant);
-    if constexpr (Layout::shares_key_value)
-      from_stored(key_side(quant), values, Layout::value_dim);
-    else
-      from_stored(value_side(quant), values, Layout::value_dim);
+    from_stored(value_quant<Layout>(format_quant<coded_format>(view_.quant)), values, Layout::value_dim);
   }
 
   const PagedView<Layout, Quant>& view_;

@@ -54,10 +54,8 @@ class TileScores {
         channels_(scratch + at.channels()),
         unpacked_(scratch + at.unpacked()),
         panel_(scratch + at.key_panel()),
-        query_pairs_{words(scratch + at.query_pairs()),
-                     words(scratch + at.query_pairs()) + padded_ * Scratch::pair_stride},
-        key_pairs_{words(scratch + at.key_pairs()),
-                   words(scratch + at.key_pairs()) + Scratch::pair_stride * panel_tokens} {}
+        query_pairs_(scratch + at.query_pairs(), padded_ * Scratch::pair_stride),
+        key_pairs_(scratch + at.key_pairs(), Scratch::pair_stride * panel_tokens) {}
 
   /// [rows][key_dim], as pages hold keys and times the softmax's scale: to be filled in before compute().
   float* queries() const { return queries_; }
@@ -79,36 +77,29 @@ class TileScores {
 
   /// scores[row * score_stride + column] for all columns of some rows; `prefetch` is walked through
   /// meanwhile.
-  void compute(const TileRuns& runs, const RowRange& rows, Prefetch prefetch, std::int64_t lines) {
+  void compute(const TileRuns& runs, const RowRange& rows, Prefetch prefetch) {
     rows_ = rows;
     prefetch_ = prefetch;
-    for (int run = 0; run < runs.count;) {
-      const int end = runs.segment_end(run);
-      const TableEntry entry = runs.runs[run].entry;
+    // A step reads so many dims of two vectors of tokens.
+    constexpr int dims_at_once = Order::strided ? 2 : Order::dim_multiple;
+    prefetch_.spread(std::max(1, runs.columns * dims / (2 * lanes * dims_at_once)));
+    runs.each_segment([&](const Segment& segment) {
+      const TableEntry entry = segment.entry();
       visit_format(view_, entry, [&](const auto& quant) {
         using Q = std::remove_cvref_t<decltype(key_side(quant))>;
-        lines_ = static_cast<int>((lines + steps<Q>(runs.columns) - 1) / steps<Q>(runs.columns));
         if (streams_ && streams_keys<Q, Order, dims>) {
           if constexpr (!Q::affine.channel_scale)  // which each block has of its own
             if (prepared_ != entry.format()) prepare<Q>(queries_);
           prepared_ = entry.format();
-          stream(key_side(quant), runs, run, end);
+          stream(key_side(quant), segment);
         } else {
-          unpack(key_side(quant), runs, run, end);
+          unpack(key_side(quant), segment);
         }
       });
-      run = end;
-    }
+    });
   }
 
  private:
-  /// How often prefetches are issued while a tile's scores are computed.
-  template <class Q>
-  std::int64_t steps(int columns) const {
-    const int dims_at_once = Order::strided ? 2 : Order::dim_multiple;
-    return std::max<std::int64_t>(1, columns * dims / (2 * lanes * dims_at_once));
-  }
-
   // ---- queries, made ready for a format or a block ----
 
   template <class Q>
@@ -189,19 +180,23 @@ class TileScores {
 
   template <class Q>
   KeyRows rows(const float* queries) const {
-    return {dims,        Q::group_dims == 0 ? dims : Q::group_dims,
-            queries,     bases_,
-            group_sums_, high_,
-            low_,        high_sums_,
-            low_sums_,   steps_,
-            scores_};
+    return {.dims = dims,
+            .group_dims = Q::group_dims == 0 ? dims : Q::group_dims,
+            .queries = queries,
+            .bases = bases_,
+            .sums = group_sums_,
+            .high = high_,
+            .low = low_,
+            .high_sums = high_sums_,
+            .low_sums = low_sums_,
+            .steps = steps_,
+            .scores = scores_};
   }
 
   template <class Q>
-  void stream(const Q& quant, const TileRuns& runs, int begin, int end) {
+  void stream(const Q& quant, const Segment& segment) {
     if constexpr (streams_slots<Q, Order>) {
-      for (int i = begin; i < end; ++i) {
-        const Run& run = runs.runs[i];
+      for (const Run& run : segment) {
         const auto tile = view_.key_tile(run.entry, head_);
         each_block<Q>(run.slot, run.count, [&](int slot, int count) {
           const float* queries = fold(quant, tile, slot);
@@ -217,10 +212,9 @@ class TileScores {
       };
       const auto score = [&](int column, int count, const float* queries) {
         score_tokens<code_kind<Q>, Q::affine, (group_count<Q>(dims) > 1)>(
-            tokens, rows<Q>(queries), rows_, {scales_, offsets_}, column, count, prefetch_, lines_);
+            tokens, rows<Q>(queries), rows_, {scales_, offsets_}, column, count, prefetch_);
       };
-      for (int i = begin; i < end; ++i) {
-        const Run& run = runs.runs[i];
+      for (const Run& run : segment) {
         const auto tile = view_.key_tile(run.entry, head_);
         each_block<Q>(run.slot, run.count, [&](int slot, int count) {
           const int column = run.column + slot - run.slot;
@@ -228,10 +222,7 @@ class TileScores {
           if constexpr (has_channels<Q>) score(column, count, fold(quant, tile, slot));
         });
       }
-      if constexpr (!has_channels<Q>) {
-        const int first = runs.runs[begin].column;
-        score(first, runs.runs[end - 1].column + runs.runs[end - 1].count - first, queries_);
-      }
+      if constexpr (!has_channels<Q>) score(segment.column(), segment.columns(), queries_);
     }
   }
 
@@ -249,17 +240,16 @@ class TileScores {
       const std::byte* codes = tile.codes + slot * slot_bytes;
       const int vectors = left > lanes && room >= 2 * lanes ? 2 : 1;
       if (vectors == 2) {
-        score_slots<kind, x, Q::affine, 2>(codes, row_bytes, rows, rows_, columns, column, prefetch_, lines_);
+        score_slots<kind, x, Q::affine, 2>(codes, row_bytes, rows, rows_, columns, column, prefetch_);
       } else if (room >= lanes) {
-        score_slots<kind, x, Q::affine, 1>(codes, row_bytes, rows, rows_, columns, column, prefetch_, lines_);
+        score_slots<kind, x, Q::affine, 1>(codes, row_bytes, rows, rows_, columns, column, prefetch_);
       } else {
         // A vector would reach behind the page: it gets slots that are not there.
         alignas(64) std::byte copy[std::size_t{dims / x * lanes * slot_bytes}] = {};
         for (int w = 0; w < dims / x; ++w)
           std::copy_n(codes + w * row_bytes, std::min(left, room) * slot_bytes,
                       copy + w * lanes * slot_bytes);
-        score_slots<kind, x, Q::affine, 1>(copy, lanes * slot_bytes, rows, rows_, columns, column, prefetch_,
-                                           lines_);
+        score_slots<kind, x, Q::affine, 1>(copy, lanes * slot_bytes, rows, rows_, columns, column, prefetch_);
       }
       column += vectors * lanes;
       slot += vectors * lanes;
@@ -269,27 +259,25 @@ class TileScores {
   // ---- keys decoded once for all rows ----
 
   template <class Q>
-  void unpack(const Q& quant, const TileRuns& runs, int begin, int end) {
+  void unpack(const Q& quant, const Segment& segment) {
     constexpr std::int64_t stride = round_up(dims, 16);
     constexpr std::int64_t row_bytes = panel_tokens * sizeof(float);
     std::fill_n(bases_, padded_, 0.0f);
     prepared_ = -1;
-    const KeyRows rows{dims,    dims,    queries_, bases_,  nullptr, nullptr,
-                       nullptr, nullptr, nullptr,  nullptr, scores_};
-    int filled = 0, column = runs.runs[begin].column;
+    const KeyRows rows = this->template rows<Identity<float>>(queries_);
+    int filled = 0, column = segment.column();
     const auto flush = [&] {
       if constexpr (!streams_slots<Q, Order>) transpose(unpacked_, stride, filled, dims, panel_);
       if (!multiply_in_amx<Q>(filled, column)) {
         const auto* codes = reinterpret_cast<const std::byte*>(panel_);
         for (int t = 0; t < filled; t += 2 * lanes)
-          score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * sizeof(float), row_bytes, rows, rows_, {},
-                                                      column + t, prefetch_, 0);
+          score_slots<CodeKind::fp32, 1, Affine{}, 2>(codes + t * std::int64_t{sizeof(float)}, row_bytes,
+                                                      rows, rows_, {}, column + t, prefetch_);
       }
       column += filled;
       filled = 0;
     };
-    for (int i = begin; i < end; ++i) {
-      const Run& run = runs.runs[i];
+    for (const Run& run : segment) {
       const auto tile = view_.key_tile(run.entry, head_);
       each_block<Q>(run.slot, run.count, [&](int slot, int count) {
         for (int done = 0; done < count;) {
@@ -348,18 +336,8 @@ class TileScores {
 #if KVF_CPU_AMX
     if constexpr (suits_amx<Q>) {
       if (!amx_ || rows_.count == 1) return false;
-      bool whole = true;
-      for (int pair = 0; pair < Scratch::pair_stride; ++pair)
-        for (int t = 0; t < panel_tokens; t += lanes) {
-          const auto row = [&](int d) {
-            const auto used =
-                hn::FirstN(FloatTag(), static_cast<std::size_t>(std::clamp(filled - t, 0, lanes)));
-            return d < dims ? hn::IfThenElseZero(used, load(panel_ + d * panel_tokens + t)) : zeros();
-          };
-          const int at = pair * panel_tokens + t;
-          whole &= split(row(2 * pair), row(2 * pair + 1), key_pairs_.high + at, key_pairs_.low + at);
-        }
-      if (!whole) return false;
+      if (!split_rows(panel_, panel_tokens, dims, filled, 2 * Scratch::pair_stride, panel_tokens, key_pairs_))
+        return false;
       amx_multiply(query_pairs_, padded_, Scratch::pair_stride, key_pairs_, panel_tokens, panel_tokens,
                    Scratch::pair_stride / amx_tile, false, scores_ + column, score_stride);
       return true;
@@ -368,15 +346,12 @@ class TileScores {
     return false;
   }
 
-  static std::uint32_t* words(float* at) { return reinterpret_cast<std::uint32_t*>(at); }
-
   const PagedView<Layout, Quant>& view_;
   const int head_;
   const std::int64_t padded_;  ///< all rows, and what completes the last block
   const bool streams_;
   RowRange rows_{};  ///< to be computed now
   Prefetch prefetch_{};
-  int lines_ = 0;      ///< prefetched at a step
   int prepared_ = -1;  ///< the format that the queries were last prepared for
   float* queries_;
   float* folded_;

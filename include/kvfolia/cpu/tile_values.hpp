@@ -23,21 +23,13 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-/// The tile of a page that values are read from, and the quantizer that reads it.
+/// The tile of a page that values are read from.
 template <class Layout, class Quant>
 auto value_tile(const PagedView<Layout, Quant>& view, TableEntry entry, int head) {
-  if constexpr (Layout::shares_key_value) {
-    return view.key_tile(entry, head);
-  } else {
-    return view.value_tile(entry, head);
-  }
-}
-template <class Layout, class Q>
-decltype(auto) value_quant(const Q& quant) {
   if constexpr (Layout::shares_key_value)
-    return (key_side(quant));
+    return view.key_tile(entry, head);
   else
-    return (value_side(quant));
+    return view.value_tile(entry, head);
 }
 
 template <class Layout, class Quant>
@@ -59,49 +51,41 @@ class TileValues {
         offsets_(scratch + at.value_offsets()),
         channels_(scratch + at.channels()),
         panel_(scratch + at.value_panel()),
-        weight_pairs_{words(scratch + at.weight_pairs()),
-                      words(scratch + at.weight_pairs()) + padded_ * pair_tokens},
-        value_pairs_{words(scratch + at.value_pairs()),
-                     words(scratch + at.value_pairs()) + pair_tokens * Scratch::value_stride} {}
+        weight_pairs_(scratch + at.weight_pairs(), padded_ * pair_tokens),
+        value_pairs_(scratch + at.value_pairs(), pair_tokens * Scratch::value_stride) {}
 
   /// Has decoded values multiplied in matrix registers. The caller has an AmxScope.
   void use_amx() { amx_ = has_amx; }
 
   /// sums[row * stride + d] += the weighted values; the scores have become probabilities, 0 for columns that
   /// a row does not see and for rows that complete a block. May multiply them by scales.
-  void add(const TileRuns& runs, const RowRange& rows, float* sums, std::int64_t stride, Prefetch prefetch,
-           std::int64_t lines) {
+  void add(const TileRuns& runs, const RowRange& rows, float* sums, std::int64_t stride, Prefetch prefetch) {
     rows_ = rows;
     prefetch_ = prefetch;
-    const std::int64_t steps = std::max<std::int64_t>(1, std::int64_t{runs.columns} * dims / (4 * lanes));
-    lines_ = static_cast<int>((lines + steps - 1) / steps);
-    for (int run = 0; run < runs.count;) {
-      const int end = runs.segment_end(run);
-      visit_format(view_, runs.runs[run].entry, [&](const auto& whole) {
+    prefetch_.spread(std::max(1, runs.columns * dims / (4 * lanes)));  // four vectors of a token a step
+    runs.each_segment([&](const Segment& segment) {
+      visit_format(view_, segment.entry(), [&](const auto& whole) {
         const auto& quant = value_quant<Layout>(whole);
         using Q = std::remove_cvref_t<decltype(quant)>;
         if (streams_ && streams_values<Q, Order, dims>)
-          stream(quant, runs, run, end, sums, stride);
+          stream(quant, segment, sums, stride);
         else
-          unpack(quant, runs, run, end, sums, stride);
+          unpack(quant, segment, sums, stride);
       });
-      run = end;
-    }
+    });
   }
 
  private:
   template <class Q>
-  void stream(const Q& quant, const TileRuns& runs, int begin, int end, float* sums, std::int64_t stride) {
+  void stream(const Q& quant, const Segment& segment, float* sums, std::int64_t stride) {
     if constexpr (streams_values<Q, Order, dims>) {
       constexpr int groups = group_count<Q>(dims);
       // Codes from 0 to 15 and offsets to match would be sums that nearly cancel each other.
       constexpr CodeKind kind =
           Q::affine.token_offset && code_kind<Q> == CodeKind::uint4 ? CodeKind::mid4 : code_kind<Q>;
       const std::byte* tokens[tile_positions];
-      const int first = runs.runs[begin].column;
-      const int count = runs.runs[end - 1].column + runs.runs[end - 1].count - first;
-      for (int i = begin; i < end; ++i) {
-        const Run& run = runs.runs[i];
+      const int first = segment.column(), count = segment.columns();
+      for (const Run& run : segment) {
         const auto tile = value_tile(view_, run.entry, head_);
         for (int t = 0; t < run.count; ++t)
           tokens[run.column - first + t] = tile.codes + (run.slot + t) * tile.code_stride;
@@ -124,7 +108,7 @@ class TileValues {
         weights = {scaled + first, padded_ * score_stride};
       }
       add_tokens<kind, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights, rows_, sums,
-                                     stride, prefetch_, lines_);
+                                     stride, prefetch_);
     }
   }
 
@@ -167,12 +151,10 @@ class TileValues {
   }
 
   template <class Q>
-  void unpack(const Q& quant, const TileRuns& runs, int begin, int end, float* sums, std::int64_t stride) {
-    const int first = runs.runs[begin].column;
-    const int count = runs.runs[end - 1].column + runs.runs[end - 1].count - first;
+  void unpack(const Q& quant, const Segment& segment, float* sums, std::int64_t stride) {
+    const int first = segment.column(), count = segment.columns();
     float* panel = panel_;
-    for (int i = begin; i < end; ++i) {
-      const Run& run = runs.runs[i];
+    for (const Run& run : segment) {
       const auto tile = value_tile(view_, run.entry, head_);
       each_block<Q>(run.slot, run.count, [&](int slot, int n) {
         unpack_rows<Order, dims>(quant, tile, slot, n, panel, Scratch::panel_stride, channels_);
@@ -183,7 +165,7 @@ class TileValues {
     add_tokens<CodeKind::fp32, false>(TokenRows{reinterpret_cast<const std::byte*>(panel_),
                                                 Scratch::panel_stride * std::int64_t{sizeof(float)}},
                                       count, static_cast<int>(Scratch::value_stride), 0,
-                                      {probabilities_ + first, 0}, rows_, sums, stride, prefetch_, lines_);
+                                      {probabilities_ + first, 0}, rows_, sums, stride, prefetch_);
   }
 
   /// Weighted sums of the panel in matrix registers; false where that would not do.
@@ -195,19 +177,8 @@ class TileValues {
       if (!amx_ || rows_.count == 1) return false;
       constexpr int value_stride = static_cast<int>(Scratch::value_stride);
       const int padded = round_up(count, 2 * amx_tile);
-      bool whole = true;
-      for (int t = 0; t < padded; t += 2)
-        for (int d = 0; d < value_stride; d += lanes) {
-          const auto row = [&](int token) {
-            const auto used =
-                hn::FirstN(FloatTag(), static_cast<std::size_t>(std::clamp(dims - d, 0, lanes)));
-            return token < count ? hn::IfThenElseZero(used, load(panel_ + token * Scratch::panel_stride + d))
-                                 : zeros();
-          };
-          const int at = t / 2 * value_stride + d;
-          whole &= split(row(t), row(t + 1), value_pairs_.high + at, value_pairs_.low + at);
-        }
-      if (!whole) return false;
+      if (!split_rows(panel_, Scratch::panel_stride, count, dims, padded, value_stride, value_pairs_))
+        return false;
       alignas(64) float weights[tile_positions] = {};
       for (std::int64_t row = 0; row < padded_; ++row) {
         std::copy_n(probabilities_ + row * score_stride + first, count, weights);
@@ -223,7 +194,6 @@ class TileValues {
   }
 
   static constexpr int pair_tokens = tile_positions / 2;
-  static std::uint32_t* words(float* at) { return reinterpret_cast<std::uint32_t*>(at); }
 
   const PagedView<Layout, Quant>& view_;
   const int head_;
@@ -231,7 +201,6 @@ class TileValues {
   const bool streams_;
   RowRange rows_{};  ///< to be computed now
   Prefetch prefetch_{};
-  int lines_ = 0;  ///< prefetched at a step
   float* probabilities_;
   float* weights_;  ///< [group][row][column], where groups have scales
   float* scales_;   ///< [group][column], as offsets_

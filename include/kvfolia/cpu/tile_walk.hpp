@@ -35,6 +35,18 @@ struct Run {
   std::int32_t column;
 };
 
+/// Neighbouring runs of one format; not empty.
+struct Segment {
+  const Run* first;
+  const Run* last;
+
+  const Run* begin() const { return first; }
+  const Run* end() const { return last; }
+  TableEntry entry() const { return first->entry; }
+  int column() const { return first->column; }
+  int columns() const { return (last - 1)->column + (last - 1)->count - column(); }
+};
+
 /// One tile's tokens: a column each, in order of their positions.
 struct TileRuns {
   Run runs[tile_positions];
@@ -50,11 +62,15 @@ struct TileRuns {
     next = slot + 1;
   }
 
-  /// The first of the runs behind `run` that has another format.
-  int segment_end(int run) const {
-    const int format = runs[run].entry.format();
-    while (run < count && runs[run].entry.format() == format) ++run;
-    return run;
+  /// f(segment) for all segments in order.
+  template <class F>
+  void each_segment(F&& f) const {
+    for (const Run *run = runs, *end = runs + count; run != end;) {
+      const Run* next = run;
+      while (next != end && next->entry.format() == run->entry.format()) ++next;
+      f(Segment{run, next});
+      run = next;
+    }
   }
 };
 

@@ -38,7 +38,7 @@ struct TokenRows {
 /// sums[r][d] += weight * value over `count` tokens, for Rows rows and lanes * Vectors dims from `dim` on.
 template <CodeKind Kind, bool Groups, int Rows, int Vectors, class Tokens>
 void add_tokens(const Tokens& tokens, int count, int dim, int group_dims, const Weights& weights, float* sums,
-                std::int64_t sum_stride, Prefetch& prefetch, int lines) {
+                std::int64_t sum_stride, Prefetch& prefetch) {
   Floats totals[Rows][Vectors];
   unroll<Rows>([&](auto r) KVF_INLINE_LAMBDA {
     unroll<Vectors>([&](auto v)
@@ -48,7 +48,7 @@ void add_tokens(const Tokens& tokens, int count, int dim, int group_dims, const 
   if constexpr (Groups)
     for (int v = 0; v < Vectors; ++v) group_at[v] = (dim + v * lanes) / group_dims * weights.group_stride;
   for (int t = 0; t < count; ++t) {
-    prefetch.lines(lines);
+    prefetch.step();
     const std::byte* token = tokens(t);
     Floats codes[Vectors];
     unroll<Vectors>([&](auto v) KVF_INLINE_LAMBDA { codes[v] = load_codes<Kind>(token, dim + v * lanes); });
@@ -69,7 +69,7 @@ void add_tokens(const Tokens& tokens, int count, int dim, int group_dims, const 
 /// The same for a range of rows and all dims, a multiple of lanes.
 template <CodeKind Kind, bool Groups, class Tokens>
 void add_tokens(const Tokens& tokens, int count, int dims, int group_dims, const Weights& all,
-                const RowRange& range, float* sums, std::int64_t stride, Prefetch& prefetch, int lines) {
+                const RowRange& range, float* sums, std::int64_t stride, Prefetch& prefetch) {
   each_row_block(range, [&](auto block, std::int64_t row) KVF_INLINE_LAMBDA {
     constexpr int rows = decltype(block)::value;
     constexpr int most = lanes < 16 ? (rows == 8 ? 1 : 2) : (rows == 8 ? 2 : 4);  // as registers allow
@@ -77,10 +77,9 @@ void add_tokens(const Tokens& tokens, int count, int dims, int group_dims, const
     float* to = sums + row * stride;
     int dim = 0;
     for (; dim + most * lanes <= dims; dim += most * lanes)
-      add_tokens<Kind, Groups, rows, most>(tokens, count, dim, group_dims, weights, to, stride, prefetch,
-                                           lines);
+      add_tokens<Kind, Groups, rows, most>(tokens, count, dim, group_dims, weights, to, stride, prefetch);
     for (; dim < dims; dim += lanes)
-      add_tokens<Kind, Groups, rows, 1>(tokens, count, dim, group_dims, weights, to, stride, prefetch, lines);
+      add_tokens<Kind, Groups, rows, 1>(tokens, count, dim, group_dims, weights, to, stride, prefetch);
   });
 }
 
