@@ -32,6 +32,8 @@ class TileScores {
   using Order = typename Layout::KeyOrder;
   using Scratch = FastScratch<Layout, Quant>;
   static constexpr int dims = Layout::key_dim;
+  /// Products of decoded keys that are added one to the other: long latent ones would lose too much.
+  static constexpr int longest_sum = 128;
 
   /// `streams`: keys are read in place where a kernel can; decoded for all rows together otherwise.
   TileScores(const PagedView<Layout, Quant>& view, int head, bool streams, const Scratch& at, float* scratch)
@@ -264,7 +266,8 @@ class TileScores {
     constexpr std::int64_t row_bytes = panel_tokens * sizeof(float);
     std::fill_n(bases_, padded_, 0.0f);
     prepared_ = -1;
-    const KeyRows rows = this->template rows<Identity<float>>(queries_);
+    KeyRows rows = this->template rows<Identity<float>>(queries_);
+    rows.group_dims = std::min(dims, longest_sum);
     int filled = 0, column = segment.column();
     const auto flush = [&] {
       if constexpr (!streams_slots<Q, Order>) transpose(unpacked_, stride, filled, dims, panel_);
