@@ -3,14 +3,18 @@
 #pragma once
 // Writing new tokens' keys and values into their pages.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cpu/arrange.hpp"
+#include "kvfolia/cpu/encode.hpp"
 #include "kvfolia/cpu/executor.hpp"
 #include "kvfolia/cpu/target.hpp"
 
@@ -122,15 +126,35 @@ Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& bat
   return {};
 }
 
-/// One token and head, where pages are coded token by token.
-template <int Dims, class Q, class To>
-void append_row(const Q& quant, const To& to, int slot, const ConstTensor& rows, std::int64_t token,
-                int head) {
-  if constexpr (Q::seal_tokens == 1) {
+/// Tokens that are encoded together where their slots follow one another.
+inline constexpr int run_tokens = 16;
+
+/// `count` tokens of one head, to slots that follow one another, where pages are coded token by token.
+template <int Dims, class Q, class Order>
+void append_run(const Q& quant, const Tile<Order, std::byte>& to, int slot, const ConstTensor& rows,
+                std::int64_t token, int head, int count) {
+  if constexpr (Q::seal_tokens == 1 && encodes_rows<Q> && arranges<Order, Q::code_bits>) {
+    visit_dtype(rows.type, [&](auto element) {
+      const auto* first = static_cast<const decltype(element)*>(rows.data) + rows.offset(token, head);
+      if constexpr (std::is_same_v<Order, SlotMajor>) {
+        encode_rows<Dims>(quant, to, slot, first, rows.token_stride, count);
+      } else {
+        // Parameters go where they belong, codes through a tile of their own.
+        constexpr int bytes = code_bytes<Q>(Dims);
+        alignas(64) std::byte codes[run_tokens * bytes];
+        const Tile<SlotMajor, std::byte> staged{
+            codes, to.params + slot * to.param_stride, Dims, run_tokens, bytes, to.param_stride};
+        encode_rows<Dims>(quant, staged, 0, first, rows.token_stride, count);
+        arrange<Q::code_bits, bytes>(Order{}, codes, to.codes, slot, count, to.page_tokens);
+      }
+    });
+  } else if constexpr (Q::seal_tokens == 1) {
     float row[Dims];
-    load_row(rows, token, head, Dims, row);
-    to_stored(quant, row, Dims);
-    quant.encode(to, slot, 1, Rows{row, Dims});
+    for (int t = 0; t < count; ++t) {
+      load_row(rows, token + t, head, Dims, row);
+      to_stored(quant, row, Dims);
+      quant.encode(to, slot + t, 1, Rows{row, Dims});
+    }
   }
 }
 
@@ -187,6 +211,43 @@ void recode(const PagedView<Layout, Quant>& view, const AppendArgs& args, const 
   });
 }
 
+/// How many tokens from `token` on lie in slots that follow one another, up to `end` and the next multiple
+/// of run_tokens: so most runs are whole, and begin where cache lines do.
+inline int run_length(const BatchView& batch, std::int32_t token, std::int32_t end, int page_tokens) {
+  const PhysSlot first{batch.slots[token]};
+  const int slot = first.slot(page_tokens);
+  int most = run_tokens - slot % run_tokens;
+  if (page_tokens - slot < most) most = page_tokens - slot;
+  if (end - token < most) most = end - token;
+  int count = 1;
+  while (count < most && batch.slots[token + count] == first.raw + count) ++count;
+  return count;
+}
+
+/// The tokens [begin, end), all heads.
+template <class Layout, class Quant>
+void append_tokens(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args,
+                   std::int32_t begin, std::int32_t end) {
+  for (std::int32_t token = begin, count = 1; token < end; token += count) {
+    count = 1;
+    const PhysSlot where{batch.slots[token]};
+    if (where.absent()) continue;
+    count = run_length(batch, token, end, view.page_tokens);
+    const TableEntry entry = where.entry(view.page_tokens);
+    if (seals<Quant>(entry.format())) continue;
+    const int slot = where.slot(view.page_tokens);
+    visit_format(view, entry, [&](const auto& quant) {
+      for (int head = 0; head < view.kv_heads; ++head) {
+        append_run<Layout::key_dim>(key_side(quant), view.key_tile(entry, head), slot, args.keys, token, head,
+                                    count);
+        if constexpr (!Layout::shares_key_value)
+          append_run<Layout::value_dim>(value_side(quant), view.value_tile(entry, head), slot, args.values,
+                                        token, head, count);
+      }
+    });
+  }
+}
+
 }  // namespace detail
 
 /// Encodes the batch's new tokens into the slots that `batch.slots` names; -1 is skipped. Pages that
@@ -200,21 +261,15 @@ Result<> append(const PagedView<Layout, Quant>& view, const BatchView& batch, co
   exec.parallel_for(std::int64_t{batch.recode_count} * view.kv_heads, [&](std::int64_t i, int) {
     detail::recode(view, args, batch.recodes[i / view.kv_heads], static_cast<int>(i % view.kv_heads));
   });
-  exec.parallel_for(batch.total_queries(), [&](std::int64_t token, int) {
-    const PhysSlot where{batch.slots[token]};
-    if (where.absent()) return;
-    const TableEntry entry = where.entry(view.page_tokens);
-    if (detail::seals<Quant>(entry.format())) return;
-    const int slot = where.slot(view.page_tokens);
-    visit_format(view, entry, [&](const auto& quant) {
-      for (int head = 0; head < view.kv_heads; ++head) {
-        detail::append_row<Layout::key_dim>(key_side(quant), view.key_tile(entry, head), slot, args.keys,
-                                            token, head);
-        if constexpr (!Layout::shares_key_value)
-          detail::append_row<Layout::value_dim>(value_side(quant), view.value_tile(entry, head), slot,
-                                                args.values, token, head);
-      }
-    });
+  // Every thread gets tokens at once, and no more at a time than a few pages': some are slower than others.
+  const std::int32_t tokens = batch.total_queries();
+  const std::int32_t threads = std::max(1, static_cast<int>(exec.concurrency()));
+  const std::int32_t share = tokens / threads + (tokens % threads != 0 ? 1 : 0);
+  const std::int32_t chunk = share < 1 ? 1 : share < 64 ? share : 64;
+  exec.parallel_for((std::int64_t{tokens} + chunk - 1) / chunk, [&](std::int64_t i, int) {
+    const std::int64_t begin = i * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
+    detail::append_tokens(view, batch, args, static_cast<std::int32_t>(begin),
+                          static_cast<std::int32_t>(end));
   });
   return {};
 }
