@@ -26,9 +26,16 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-/// Cache lines of a tile's keys or values, as regions in the order in which they are read.
+/// Cache lines of tiles' keys or values, as regions in the order in which they are read.
 class TileRegions {
  public:
+  void clear() { count_ = lines_ = 0; }
+
+  /// Of what is added next, takes `room` lines behind the first `skip` ones.
+  void select(int skip, int room) {
+    skip_ = skip;
+    room_ = room;
+  }
   template <class Q, class Order, class Tile>
   void add(const Tile& tile, const Run& run) {
     const std::int64_t token_bytes = code_bytes<Q>(tile.dims);
@@ -45,18 +52,25 @@ class TileRegions {
     else
       push(tile.params + run.slot * tile.param_stride, tile.param_stride * run.count);
   }
-  void clear() { count_ = lines_ = 0; }
   Prefetch prefetch() const { return {regions_, count_, lines_}; }
 
  private:
   void push(const std::byte* begin, std::int64_t bytes) {
-    regions_[count_++] = {begin, bytes};
-    lines_ += static_cast<int>((bytes + cache_line - 1) / cache_line);
+    const int all = static_cast<int>((bytes + cache_line - 1) / cache_line);
+    const int skipped = std::min(all, skip_), taken = std::min(all - skipped, room_);
+    skip_ -= skipped;
+    room_ -= taken;
+    if (taken == 0) return;
+    regions_[count_++] = {begin + std::int64_t{skipped} * cache_line, std::int64_t{taken} * cache_line};
+    lines_ += taken;
   }
 
-  Region regions_[2 * tile_positions];  // a slot's codes and its parameters at most
+  // Of a slot's codes and its parameters at most, for keys and for values.
+  Region regions_[4 * tile_positions];
   int count_ = 0;
   int lines_ = 0;
+  int skip_ = 0;
+  int room_ = 0;
 };
 
 template <class Layout, class Quant>
@@ -141,30 +155,65 @@ class FastTask {
     if (runs.columns == 0) return;
     const RowRange all{0, rows_.count(), at_.rows()};
     regions_.clear();
-    if (task_.streams) add_value_regions(runs);
+    if (task_.streams) {
+      add_key_regions<Part::rest>(runs);
+      add_value_regions<Part::lead>(runs);
+    }
     scores_.compute(runs, all, regions_.prefetch());
     for (std::int64_t row = 0; row < rows_.count(); ++row) softmax(row, tile, runs);
     for (std::int64_t row = rows_.count(); row < all.end; ++row)
       std::fill_n(probabilities_ + row * score_stride, runs.columns, 0.0f);
     regions_.clear();
-    if (task_.streams) add_key_regions(next);
+    if (task_.streams) {
+      add_value_regions<Part::rest>(runs);
+      add_key_regions<Part::lead>(next);
+    }
     values_.add(runs, all, tile_.values(0), Rows::floats, regions_.prefetch());
     for (std::int64_t row = 0; row < rows_.count(); ++row)
       if (!is_finite(tile_.values(row))) leave_out_unseen(row, tile, runs);
   }
 
+  // Data is asked for shortly before it is read, so that it is still in the first cache then: while a tile's
+  // keys or values are read, the rest of them, and the first ones of what is read next.
+  enum class Part { lead, rest };
+
+  /// Cache lines that are asked for before the first of them is read.
+  template <class Q, class Order, class Tile>
+  static int lead_lines(const Tile& tile) {
+    if (Layout::shares_key_value) return most_lines;  // the values of a tile are its keys: in a cache already
+    constexpr int least = 8192 / cache_line;
+    if (Order::strided) return least;
+    // All of a page is read at once, one of its dims after the other.
+    return std::max(least, static_cast<int>(code_bytes<Q>(tile.dims) * tile.page_tokens / cache_line));
+  }
+  static constexpr int most_lines = 1 << 29;
+
+  template <Part part>
   void add_key_regions(const TileRuns& runs) {
+    bool selected = false;
     each_run(runs, [&](const Run& run, const auto& quant) {
-      regions_.template add<std::remove_cvref_t<decltype(key_side(quant))>, typename Layout::KeyOrder>(
-          view_.key_tile(run.entry, task_.head), run);
+      add_region<part, std::remove_cvref_t<decltype(key_side(quant))>, typename Layout::KeyOrder>(
+          view_.key_tile(run.entry, task_.head), run, selected);
     });
   }
+  template <Part part>
   void add_value_regions(const TileRuns& runs) {
+    bool selected = false;
     if constexpr (!Layout::shares_key_value)
       each_run(runs, [&](const Run& run, const auto& quant) {
-        regions_.template add<std::remove_cvref_t<decltype(value_side(quant))>, typename Layout::ValueOrder>(
-            view_.value_tile(run.entry, task_.head), run);
+        add_region<part, std::remove_cvref_t<decltype(value_side(quant))>, typename Layout::ValueOrder>(
+            view_.value_tile(run.entry, task_.head), run, selected);
       });
+  }
+  template <Part part, class Q, class Order, class Tile>
+  void add_region(const Tile& tile, const Run& run, bool& selected) {
+    if (!selected) {
+      const int lead = lead_lines<Q, Order>(tile);
+      part == Part::lead ? regions_.select(0, lead + Prefetch::lines_ahead)
+                         : regions_.select(lead, most_lines);
+    }
+    selected = true;
+    regions_.template add<Q, Order>(tile, run);
   }
   template <class F>
   void each_run(const TileRuns& runs, F&& f) const {

@@ -20,40 +20,68 @@ struct Region {
   std::int64_t bytes;
 };
 
-/// Walks over regions line by line, a few lines a step. The regions must stay where they are.
+/// Asks for cache lines evenly while something else is computed, some at a time. Each is asked for twice
+/// over: the first of every few, `lines_ahead` before its turn, for the second cache, upon which processors
+/// fetch its neighbours there by themselves; then all for the first cache, which alone has too few requests
+/// under way to keep memory busy.
 class Prefetch {
  public:
+  static constexpr int lines_ahead = 64;
+
   Prefetch() = default;
+
+  /// Of regions that must stay where they are. Their last `lines_ahead` lines are left to whoever prefetches
+  /// next.
   Prefetch(const Region* regions, int count, std::int64_t lines)
-      : next_(regions), last_(regions + count), lines_(lines) {}
+      : near_{.next = regions, .last = regions + count},
+        far_{near_},
+        lines_(std::max<std::int64_t>(lines - lines_ahead, 0)) {
+    for (int skipped = 0; skipped < lines_ahead && far_.enter(); skipped += lines_at_once) far_.at += bytes;
+  }
 
   /// Spreads all lines over so many steps.
   void spread(std::int64_t steps) {
-    pace_ = static_cast<int>((lines_ + steps - 1) / std::max<std::int64_t>(steps, 1));
+    pace_ = static_cast<std::uint32_t>((lines_ << 16) / lines_at_once / std::max<std::int64_t>(steps, 1));
   }
 
-  /// Asks for some more cache lines, as far as there are any. Inlined into the innermost loops: lines arrive
-  /// while the arithmetic goes on.
+  /// Inlined into the innermost loops: lines arrive while the arithmetic goes on.
   KVF_INLINE void step() {
-    for (int n = pace_; n > 0; --n) {
-      if (at_ >= end_) {
-        if (next_ == last_) return;
-        at_ = next_->begin;
-        end_ = at_ + next_->bytes;
-        ++next_;
-      }
-      __builtin_prefetch(at_);
-      at_ += cache_line;
-    }
+    due_ += pace_;
+    if (due_ < 1 << 16) return;
+    due_ -= 1 << 16;
+    if (far_.enter()) __builtin_prefetch(far_.at, 0, 2);
+    far_.at += bytes;
+    if (near_.enter())
+      for (int i = 0; i < lines_at_once; ++i)
+        if (near_.at + i * cache_line < near_.end) __builtin_prefetch(near_.at + i * cache_line, 0, 3);
+    near_.at += bytes;
   }
 
  private:
-  const std::byte* at_ = nullptr;
-  const std::byte* end_ = nullptr;
-  const Region* next_ = nullptr;
-  const Region* last_ = nullptr;
+  static constexpr int lines_at_once = 4, bytes = lines_at_once * cache_line;
+
+  struct Walk {
+    const std::byte* at = nullptr;
+    const std::byte* end = nullptr;
+    const Region* next = nullptr;
+    const Region* last = nullptr;
+
+    /// Goes to the next region behind the end of one; false behind the last.
+    KVF_INLINE bool enter() {
+      if (at < end) return true;
+      if (next == last) return false;
+      at = next->begin;
+      end = at + next->bytes;
+      ++next;
+      return true;
+    }
+  };
+
+  Walk near_;
+  Walk far_;
   std::int64_t lines_ = 0;
-  int pace_ = 0;  ///< lines a step
+  std::uint32_t pace_ = 0;  ///< times lines_at_once a step, in units of 2^-16
+  std::uint32_t due_ = 0;
 };
 
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail
