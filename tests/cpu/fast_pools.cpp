@@ -143,7 +143,8 @@ PoolKind kind(const char* name, std::vector<int> pages, Quant quant = {}) {
 }  // namespace
 
 const std::vector<PoolKind>& pool_kinds() {
-  static const std::vector<int> any = {1, 3, 16, 19, 32, 64}, even = {16, 32, 64}, blocks = {32, 64};
+  static const std::vector<int> any = {1, 3, 16, 19, 32, 64}, even = {16, 32, 64}, fours = {4, 20, 64},
+                                blocks = {32, 64};
   static const std::vector<PoolKind> kinds = {
       kind<Gqa<128, dynamic>, Identity<float>>("fp32, 128 dims", any),
       kind<Gqa<40, dynamic>, Identity<fp16>>("fp16, 40 dims", any),
@@ -153,6 +154,8 @@ const std::vector<PoolKind>& pool_kinds() {
       kind<Gqa<80, dynamic, DimMajor<8>>, Int4<32>>("int4, eight of 80 dims at once", any),
       kind<Gqa<128, dynamic, DimMajor<8>, SlotPairs<2>>, KeyValue<Int4Symmetric<32>, Int8>>(
           "symmetric int4, pairs of int8 values", even),
+      kind<Gqa<96, dynamic, DimMajor<4>, SlotPairs<4>>, KeyValue<Int8, Int8Groups<32>>>(
+          "fours of int8 values in groups", fours),
       kind<Gqa<64, dynamic, DimMajor<8>>, KeyValue<Int4Channels<32>, Int4<32>>>("int4 channels", blocks),
       kind<Gqa<256, dynamic, DimMajor<1>>, Fp8<>>("fp8, one of 256 dims at once", any),
       kind<Gqa<64, dynamic>, KeyValue<Nvfp4, Mxfp4>>("nvfp4 and mxfp4", any, {Nvfp4::calibrated(8.0f), {}}),

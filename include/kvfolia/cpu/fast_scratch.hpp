@@ -19,6 +19,7 @@
 #include "kvfolia/cpu/simd.hpp"
 #include "kvfolia/cpu/target.hpp"
 #include "kvfolia/cpu/unpack.hpp"
+#include "kvfolia/cpu/value_kernels.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
@@ -33,8 +34,18 @@ inline constexpr bool streams_slots = [] {
 /// How a format's keys, and its values, are read while few queries need them.
 template <class Q, class Order, int Dims>
 inline constexpr bool streams_keys = streams_slots<Q, Order> || reads_tokens<Q, Order, Dims>;
+/// Whether weighted sums of values are computed in integers: of words of four slots.
 template <class Q, class Order, int Dims>
-inline constexpr bool streams_values = reads_tokens<Q, Order, Dims> && !has_channels<Q>;
+inline constexpr bool rounds_weights = [] {
+  if constexpr (Order::strided || has_channels<Q>)
+    return false;
+  else
+    return sums_in_bytes<code_kind<Q>, Order::slot_multiple> && Order::dim_multiple == 1 &&
+           Dims % lanes == 0 && Dims <= most_word_dims && Q::group_dims % lanes == 0;
+}();
+template <class Q, class Order, int Dims>
+inline constexpr bool streams_values =
+    (reads_tokens<Q, Order, Dims> && !has_channels<Q>) || rounds_weights<Q, Order, Dims>;
 
 /// Whether scores are computed in integers.
 template <class Q, class Order>
@@ -63,7 +74,10 @@ struct FormatFacts {
   static constexpr int key_groups = std::max(group_count<Key>(Layout::key_dim), Rest::key_groups);
   static constexpr int value_groups = std::max(
       group_count<Value>(Layout::shares_key_value ? Layout::key_dim : Layout::value_dim), Rest::value_groups);
-  static constexpr bool rounds_queries = rounds<Key, typename Layout::KeyOrder> || Rest::rounds_queries;
+  static constexpr bool rounds_weights =
+      detail::rounds_weights<Value, typename Layout::ValueOrder, Layout::value_dim> || Rest::rounds_weights;
+  static constexpr bool rounds =
+      detail::rounds<Key, typename Layout::KeyOrder> || rounds_weights || Rest::rounds;
   static constexpr bool uses_amx = suits_amx<Key> || suits_amx<Value> || Rest::uses_amx;
   static constexpr bool streams = streams_keys<Key, typename Layout::KeyOrder, Layout::key_dim> &&
                                   streams_values<Value, typename Layout::ValueOrder, Layout::value_dim> &&
@@ -73,7 +87,8 @@ template <class Layout, class Quant, int Format>
 struct FormatFacts<Layout, Quant, Format, true> {
   static constexpr int key_groups = 1;
   static constexpr int value_groups = 1;
-  static constexpr bool rounds_queries = false;
+  static constexpr bool rounds_weights = false;
+  static constexpr bool rounds = false;
   static constexpr bool uses_amx = false;
   static constexpr bool streams = true;
 };
@@ -86,6 +101,10 @@ class FastScratch {
   static constexpr int value_groups = FormatFacts<Layout, Quant>::value_groups;
   /// Of a row of values: whole vectors of any instruction set, so that none needs a remainder.
   static constexpr std::int64_t value_stride = round_up(Layout::value_dim, 16);
+
+  /// Of a row of weights where integers are multiplied: each column may need a word of its own.
+  static constexpr std::int64_t weight_words =
+      FormatFacts<Layout, Quant>::rounds_weights ? tile_positions : 0;
 
   /// Of a row of decoded values; a latent one may be decoded with the rest of its key.
   static constexpr std::int64_t panel_stride =
@@ -106,8 +125,18 @@ class FastScratch {
   constexpr std::int64_t byte_sums() const { return group_sums() + rows_ * key_groups; }  ///< two halves
   constexpr std::int64_t scores() const { return byte_sums() + 2 * rows_ * key_groups; }
   constexpr std::int64_t weights() const { return scores() + rows_ * score_stride; }
-  constexpr std::int64_t key_scales() const {
+  /// Two halves of [row][group][weight_words] words, a ByteSums and a step of each.
+  constexpr std::int64_t weight_bytes() const {
     return weights() + (value_groups > 1 ? value_groups * rows_ * score_stride : 0);
+  }
+  constexpr std::int64_t weight_sums() const {
+    return weight_bytes() + 2 * rows_ * value_groups * weight_words;
+  }
+  constexpr std::int64_t weight_steps() const {
+    return weight_sums() + (weight_words != 0 ? 2 * rows_ * value_groups : 0);
+  }
+  constexpr std::int64_t key_scales() const {
+    return weight_steps() + (weight_words != 0 ? rows_ * value_groups : 0);
   }
   constexpr std::int64_t key_offsets() const { return key_scales() + key_groups * score_stride; }
   constexpr std::int64_t value_scales() const { return key_offsets() + key_groups * score_stride; }

@@ -14,6 +14,7 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/fp16.hpp"
 #include "kvfolia/cpu/target.hpp"
+#include "kvfolia/cpu/vectors.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
 
@@ -21,8 +22,6 @@ namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
 inline constexpr bool has_vectors = !HWY_HAVE_SCALABLE;
 
 namespace detail {
-
-namespace hn = hwy::HWY_NAMESPACE;
 
 using FloatTag = hn::ScalableTag<float>;
 using Int32Tag = hn::RebindToSigned<FloatTag>;
@@ -89,11 +88,10 @@ KVF_INLINE Floats floats_of_half_bits(Uint32s bits) {
 
 KVF_INLINE Floats load_floats(const float* from) { return load(from); }
 KVF_INLINE Floats load_floats(const fp16* from) {
-#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2)
-  return hn::PromoteTo(FloatTag(), load_as<hwy::float16_t>(from));
-#else  // Highway's emulation knows no infinities
-  return floats_of_half_bits(hn::PromoteTo(Uint32Tag(), load_as<std::uint16_t>(from)));
-#endif
+  if constexpr (has_half_instructions)
+    return hn::PromoteTo(FloatTag(), load_as<hwy::float16_t>(from));
+  else  // Highway's emulation knows no infinities
+    return floats_of_half_bits(hn::PromoteTo(Uint32Tag(), load_as<std::uint16_t>(from)));
 }
 KVF_INLINE Floats load_floats(const bf16* from) {
   return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(Uint32Tag(), load_as<std::uint16_t>(from))));
@@ -112,6 +110,7 @@ KVF_INLINE Int32s dot4(Int32s sums, Uint32s bytes, Int32s query) {
 }
 #else
 inline constexpr bool has_dot4 = false;
+Int32s dot4(Int32s sums, Uint32s bytes, Int32s query);  // for loops that are not used then
 #endif
 
 #if HWY_TARGET != HWY_SCALAR

@@ -14,6 +14,7 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/cpu/amx.hpp"
+#include "kvfolia/cpu/byte_weights.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/key_kernels.hpp"
 #include "kvfolia/cpu/params.hpp"
@@ -116,39 +117,30 @@ class TileScores {
           group_sums_[row * groups + group] = sum;
         }
     if constexpr (rounds<Q, Order>)
-      for (std::int64_t row = 0; row < padded_; ++row) round_to_bytes<Q>(queries + row * dims, row);
+      for (std::int64_t row = 0; row < padded_; ++row) round_query<Q>(queries + row * dims, row);
     if constexpr (!has_channels<Q>) std::fill_n(bases_, padded_, 0.0f);
   }
 
   template <class Q>
-  void round_to_bytes(const float* query, std::int64_t row) {
+  void round_query(const float* query, std::int64_t row) {
     constexpr int groups = group_count<Q>(dims);
-    constexpr float largest = 127.0f * 128.0f;
-    float amax = 0.0f, zero = 0.0f;  // x - x, or NaN
-    for (int d = 0; d < dims; ++d) {
-      amax = std::max(amax, fabsf(query[d]));
-      zero += query[d] - query[d];
-    }
     // A query that is not finite gives scores that are no numbers.
-    const float step = amax / largest + zero;
-    steps_[row] = step;
-    const float inverse = step >= 0x1p-126f ? 1.0f / step : 0.0f;
-    auto* high = reinterpret_cast<std::int8_t*>(high_ + row * (dims / 4));
-    auto* low = reinterpret_cast<std::int8_t*>(low_ + row * (dims / 4));
+    const float step = steps_[row] = byte_step(query, dims);
+    std::int8_t high[dims], low[dims];
     for (int group = 0; group < groups; ++group) {
-      std::int32_t high_sum = 0, low_sum = 0;
-      for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); ++d) {
-        const auto code = inverse > 0.0f ? static_cast<std::int32_t>(nearbyintf(query[d] * inverse)) : 0;
-        const std::int32_t upper = (code + 64) >> 7, lower = code - upper * 128;
-        // Where one word holds 8 codes of 4 bits, its even dims come first.
-        const int at = Order::dim_multiple == 8 ? d / 8 * 8 + d % 2 * 4 + d % 8 / 2 : d;
-        high[at] = static_cast<std::int8_t>(upper);
-        low[at] = static_cast<std::int8_t>(lower);
-        high_sum += upper;
-        low_sum += lower;
-      }
-      high_sums_[row * groups + group] = high_sum;
-      low_sums_[row * groups + group] = low_sum;
+      const int begin = group_begin<Q>(group), count = group_end<Q>(group, dims) - begin;
+      const ByteSums sums = round_to_bytes(query + begin, count, step, high + begin, low + begin);
+      high_sums_[row * groups + group] = sums.high;
+      low_sums_[row * groups + group] = sums.low;
+    }
+    auto* to_high = reinterpret_cast<std::int8_t*>(high_ + row * (dims / 4));
+    auto* to_low = reinterpret_cast<std::int8_t*>(low_ + row * (dims / 4));
+    if constexpr (Order::dim_multiple == 8) {
+      even_bytes_first(high, dims, to_high);
+      even_bytes_first(low, dims, to_low);
+    } else {
+      std::copy_n(high, dims, to_high);
+      std::copy_n(low, dims, to_low);
     }
   }
 

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/cpu/amx.hpp"
+#include "kvfolia/cpu/byte_weights.hpp"
 #include "kvfolia/cpu/fast_scratch.hpp"
 #include "kvfolia/cpu/params.hpp"
 #include "kvfolia/cpu/prefetch.hpp"
@@ -47,6 +49,10 @@ class TileValues {
         streams_(streams),
         probabilities_(scratch + at.scores()),
         weights_(scratch + at.weights()),
+        high_(reinterpret_cast<std::int32_t*>(scratch + at.weight_bytes())),
+        low_(high_ + padded_ * Scratch::value_groups * Scratch::weight_words),
+        sums_(reinterpret_cast<ByteSums*>(scratch + at.weight_sums())),
+        steps_(scratch + at.weight_steps()),
         scales_(scratch + at.value_scales()),
         offsets_(scratch + at.value_offsets()),
         channels_(scratch + at.channels()),
@@ -62,7 +68,9 @@ class TileValues {
   void add(const TileRuns& runs, const RowRange& rows, float* sums, std::int64_t stride, Prefetch prefetch) {
     rows_ = rows;
     prefetch_ = prefetch;
-    prefetch_.spread(std::max(1, runs.columns * dims / (4 * lanes)));  // four vectors of a token a step
+    // A step reads four vectors of a token, or two of some slots' words.
+    constexpr int at_once = (Order::strided ? 4 : 2 * Order::slot_multiple) * lanes;
+    prefetch_.spread(std::max(1, runs.columns * dims / at_once));
     runs.each_segment([&](const Segment& segment) {
       visit_format(view_, segment.entry(), [&](const auto& whole) {
         const auto& quant = value_quant<Layout>(whole);
@@ -80,74 +88,122 @@ class TileValues {
   void stream(const Q& quant, const Segment& segment, float* sums, std::int64_t stride) {
     if constexpr (streams_values<Q, Order, dims>) {
       constexpr int groups = group_count<Q>(dims);
+      constexpr bool in_words = rounds_weights<Q, Order, dims>;
       // Codes from 0 to 15 and offsets to match would be sums that nearly cancel each other.
       constexpr CodeKind kind =
           Q::affine.token_offset && code_kind<Q> == CodeKind::uint4 ? CodeKind::mid4 : code_kind<Q>;
-      const std::byte* tokens[tile_positions];
       const int first = segment.column(), count = segment.columns();
-      for (const Run& run : segment) {
-        const auto tile = value_tile(view_, run.entry, head_);
-        for (int t = 0; t < run.count; ++t)
-          tokens[run.column - first + t] = tile.codes + (run.slot + t) * tile.code_stride;
-        if constexpr (Q::affine.token_scale || Q::affine.token_offset)
-          read_token_params(quant, tile, run.slot, run.count, scales_ + run.column, offsets_ + run.column,
-                            score_stride);
-      }
-      Weights weights{probabilities_ + first, 0};
-      if constexpr (kind == CodeKind::mid4) centre(groups, first, count);
-      if constexpr (Q::affine.token_offset) add_offsets<groups>(first, count, sums, stride, Q::group_dims);
-      if constexpr (Q::affine.token_scale) {
-        float* scaled = groups == 1 ? probabilities_ : weights_;
-        for (int group = 0; group < groups; ++group)
-          for (std::int64_t row = rows_.first; row < rows_.end; ++row) {
-            float* to = scaled + (group * padded_ + row) * score_stride;
-            const float* from = probabilities_ + row * score_stride;
-            for (int c = first; c < first + count; c += lanes)
-              scale(from + c, scales_ + group * score_stride + c, std::min(lanes, first + count - c), to + c);
+      if constexpr (Q::affine.token_scale || Q::affine.token_offset)
+        for (const Run& run : segment)
+          read_token_params(quant, value_tile(view_, run.entry, head_), run.slot, run.count,
+                            scales_ + run.column, offsets_ + run.column, score_stride);
+      // By row, then by group.
+      float* scaled = groups == 1 ? probabilities_ : weights_;
+      for (std::int64_t row = rows_.first; row < rows_.end; ++row)
+        for (int group = 0; group < groups; ++group) {
+          const std::int64_t at = group * score_stride + first;
+          float* to = scaled + (group * padded_ + row) * score_stride + first;
+          if constexpr (Q::affine.token_scale || Q::affine.token_offset) {
+            const float sum = fold<Q::affine, kind>(probabilities_ + row * score_stride + first, scales_ + at,
+                                                    offsets_ + at, count, to);
+            if constexpr (Q::affine.token_offset) add_to_group<Q>(group, sum, sums + row * stride);
           }
-        weights = {scaled + first, padded_ * score_stride};
+          if constexpr (in_words) round_weights<groups>(segment, row, group, to);
+        }
+      if constexpr (in_words) {
+        add_words<groups>(segment, Q::group_dims, sums, stride);
+      } else {
+        const Weights weights = Q::affine.token_scale ? Weights{scaled + first, padded_ * score_stride}
+                                                      : Weights{probabilities_ + first, 0};
+        const std::byte* tokens[tile_positions];
+        for (const Run& run : segment) {
+          const auto tile = value_tile(view_, run.entry, head_);
+          for (int t = 0; t < run.count; ++t)
+            tokens[run.column - first + t] = tile.codes + (run.slot + t) * tile.code_stride;
+        }
+        add_tokens<kind, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights, rows_,
+                                       sums, stride, prefetch_);
       }
-      add_tokens<kind, (groups > 1)>(TokenAddresses{tokens}, count, dims, Q::group_dims, weights, rows_, sums,
-                                     stride, prefetch_);
     }
   }
 
-  /// Moves offsets to the middle of the codes.
-  void centre(int groups, int first, int count) {
-    for (int group = 0; group < groups; ++group)
-      for (int c = first; c < first + count; ++c) {
-        const std::int64_t at = group * score_stride + c;
-        offsets_[at] = __builtin_fmaf(7.5f, scales_[at], offsets_[at]);
-      }
+  template <class Q>
+  static void add_to_group(int group, float x, float* sums) {
+    for (int d = group_begin<Q>(group); d < group_end<Q>(group, dims); d += lanes)
+      store(hn::Add(load(sums + d), broadcast(x)), sums + d);
   }
 
-  /// The other columns are another format's: they keep what they have.
-  static KVF_INLINE void scale(const float* from, const float* by, int count, float* to) {
-    if (count == lanes)
-      store(hn::Mul(load(from), load(by)), to);
-    else
-      for (int i = 0; i < count; ++i) to[i] = from[i] * by[i];
-  }
+  /// Words that a run's slots are in.
+  static int word_count(const Run& run) { return (run.slot % 4 + run.count + 3) / 4; }
 
-  /// Every dim of a group gets the weighted sum of the group's offsets.
+  /// A row's weights of a group as bytes, in the order of the words; 0 for slots that no column is for.
   template <int Groups>
-  void add_offsets(int first, int count, float* sums, std::int64_t stride, int group_dims) {
-    for (std::int64_t row = rows_.first; row < rows_.first + rows_.count; ++row)
-      for (int group = 0; group < Groups; ++group) {
-        const float* probability = probabilities_ + row * score_stride + first;
-        const float* offset = offsets_ + group * score_stride + first;
-        Floats partial = zeros();
-        int c = 0;
-        for (; c + lanes <= count; c += lanes)
-          partial = hn::MulAdd(load(probability + c), load(offset + c), partial);
-        float sum = sum_of(partial);
-        for (; c < count; ++c) sum = __builtin_fmaf(probability[c], offset[c], sum);
-        const int end = Groups == 1 ? dims : std::min((group + 1) * group_dims, dims);
-        for (int d = group * group_dims; d < end; d += lanes) {
-          float* to = sums + row * stride + d;
-          store(hn::Add(load(to), broadcast(sum)), to);
-        }
+  void round_weights(const Segment& segment, std::int64_t row, int group, const float* weights) {
+    const int count = segment.columns();
+    const std::int64_t at = row * Groups + group;
+    std::int8_t high[tile_positions], low[tile_positions];
+    steps_[at] = byte_step(weights, count);
+    sums_[at] = round_to_bytes(weights, count, steps_[at], high, low);
+    arrange(segment, high, high_ + at * Scratch::weight_words);
+    arrange(segment, low, low_ + at * Scratch::weight_words);
+  }
+  static void arrange(const Segment& segment, const std::int8_t* columns, std::int32_t* words) {
+    for (const Run& run : segment) {
+      const int count = word_count(run);
+      words[0] = words[count - 1] = 0;
+      std::memcpy(reinterpret_cast<std::byte*>(words) + run.slot % 4, columns,
+                  static_cast<std::size_t>(run.count));
+      columns += run.count;
+      words += count;
+    }
+  }
+
+  template <int Groups>
+  void add_words(const Segment& segment, int group_dims, float* sums, std::int64_t stride) {
+    const std::byte* words[tile_positions];
+    int count = 0;
+    for (const Run& run : segment) {
+      const auto tile = value_tile(view_, run.entry, head_);
+      for (int i = 0; i < word_count(run); ++i)
+        words[count++] = tile.codes + std::int64_t{run.slot / 4 + i} * tile.dims * 4;
+    }
+    const ByteWeights weights{.high = high_,
+                              .low = low_,
+                              .sums = sums_,
+                              .steps = steps_,
+                              .groups = Groups,
+                              .group_dims = Groups == 1 ? dims : group_dims,
+                              .stride = Scratch::weight_words};
+    detail::add_words(words, count, dims, weights, rows_, sums, stride, prefetch_);
+  }
+
+  /// Multiplies a row's weights by the tokens' scales; gives the weighted sum of their offsets, from the
+  /// middle of the codes. Other columns are another format's: they keep what they have.
+  template <Affine Has, CodeKind Kind>
+  static float fold(const float* probability, const float* scales, const float* offsets, int count,
+                    float* scaled) {
+    Floats partial = zeros();
+    int c = 0;
+    for (; c + lanes <= count; c += lanes) {
+      const Floats weight = load(probability + c);
+      if constexpr (Has.token_offset) {
+        Floats offset = load(offsets + c);
+        if constexpr (Kind == CodeKind::mid4) offset = hn::MulAdd(broadcast(7.5f), load(scales + c), offset);
+        partial = hn::MulAdd(weight, offset, partial);
       }
+      if constexpr (Has.token_scale) store(hn::Mul(weight, load(scales + c)), scaled + c);
+    }
+    float sum = sum_of(partial);
+    for (; c < count; ++c) {
+      const float weight = probability[c];
+      if constexpr (Has.token_offset) {
+        float offset = offsets[c];
+        if constexpr (Kind == CodeKind::mid4) offset = __builtin_fmaf(7.5f, scales[c], offset);
+        sum = __builtin_fmaf(weight, offset, sum);
+      }
+      if constexpr (Has.token_scale) scaled[c] = weight * scales[c];
+    }
+    return sum;
   }
 
   template <class Q>
@@ -202,8 +258,12 @@ class TileValues {
   RowRange rows_{};  ///< to be computed now
   Prefetch prefetch_{};
   float* probabilities_;
-  float* weights_;  ///< [group][row][column], where groups have scales
-  float* scales_;   ///< [group][column], as offsets_
+  float* weights_;      ///< [group][row][column], where groups have scales
+  std::int32_t* high_;  ///< [row][group][weight_words], as low_
+  std::int32_t* low_;
+  ByteSums* sums_;  ///< [row][group], as steps_
+  float* steps_;
+  float* scales_;  ///< [group][column], as offsets_
   float* offsets_;
   float* channels_;
   float* panel_;
