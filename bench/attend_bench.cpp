@@ -6,9 +6,9 @@
 // query, of the bytes that it read (`read`); for many, of the multiply-adds of floats that it carried out
 // (`multiply_add`; products of shorter numbers may go beyond it). `error` is the output's, relative L2
 // against double precision over the same pages.
-// Names: attend/quantizer/keys/heads:QxKV/dims/batch/queries/threads/pages/placing/order of the keys.
-// Where ggml is found, ggml/type/... are its flash attention over the same numbers, [head][key][dim].
-// For figures to keep, take medians of cases in turns, chosen with --benchmark_filter:
+// Names: attend/quantizer/keys/heads:QxKV/dims/batch/queries/threads/pages/placing/order of the keys (+ of
+// the values). Where ggml is found, ggml/type/... are its flash attention over the same numbers,
+// [head][key][dim]. For figures to keep, take medians of cases in turns, chosen with --benchmark_filter:
 //   --benchmark_enable_random_interleaving=true --benchmark_repetitions=5
 //   --benchmark_report_aggregates_only=true
 // --cold_mib=N changes how many MiB the copies have together.

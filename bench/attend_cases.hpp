@@ -4,6 +4,7 @@
 // Which cases are measured, and which layouts and quantizers in them.
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attend_pages.hpp"
@@ -60,17 +61,22 @@ template <class Order>
 inline const char* const order_name = "slots";
 template <int X>
 inline const std::string order_name<kvfolia::DimMajor<X>> = "dims" + std::to_string(X);
+template <int X>
+inline const std::string order_name<kvfolia::SlotPairs<X>> = "slots" + std::to_string(X);
 
-/// One quantizer, head dim and order of the keys; values lie slot by slot.
-template <class Quant, int Dims = 128, class KeyOrder = kvfolia::SlotMajor>
+/// One quantizer, head dim and order of the keys; values lie slot by slot, if nothing else is said.
+template <class Quant, int Dims = 128, class KeyOrder = kvfolia::SlotMajor,
+          class ValueOrder = kvfolia::SlotMajor>
 void add_cases(Bench& bench, const std::string& quantizer, const Cases& cases) {
-  using Layout = kvfolia::Gqa<Dims, kvfolia::dynamic, KeyOrder>;
+  using Layout = kvfolia::Gqa<Dims, kvfolia::dynamic, KeyOrder, ValueOrder>;
   constexpr double allowed = 0.01;
   for (const AttendCase& c : cases) {
     if (c.page_tokens % Quant::seal_tokens != 0) continue;
-    const std::string name = "attend/" + quantizer + c.name(Dims) +
-                             "/pages:" + std::to_string(c.page_tokens) +
-                             (c.shuffled ? "/shuffled/" : "/contiguous/") + order_name<KeyOrder>;
+    const std::string name =
+        "attend/" + quantizer + c.name(Dims) + "/pages:" + std::to_string(c.page_tokens) +
+        (c.shuffled ? "/shuffled/" : "/contiguous/") + order_name<KeyOrder> +
+        (std::is_same_v<ValueOrder, kvfolia::SlotMajor> ? std::string()
+                                                        : "+" + std::string(order_name<ValueOrder>));
     bench.add(name, c, Dims, allowed, [c](HugeMemory& memory, std::int64_t cold_bytes) {
       auto made = std::make_unique<PagesAttention<Layout, Quant>>(c, memory, cold_bytes);
       return made->prepare() ? std::unique_ptr<Attention>(std::move(made)) : nullptr;
