@@ -18,6 +18,7 @@ namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET {
 inline constexpr int tile_positions = 256;
 /// Of attend()'s workspace, in bytes: what operator new gives.
 inline constexpr int workspace_alignment = alignof(std::max_align_t);
+inline constexpr int cache_line = 64;  ///< bytes
 
 /// Which of two implementations computes attention.
 enum class AttendPath : std::uint8_t {
@@ -88,7 +89,8 @@ struct AttendPlan {
   /// Exactly what attend() needs, aligned to workspace_alignment.
   std::size_t workspace_bytes() const {
     return static_cast<std::size_t>(config.concurrency * scratch_floats + states * state_floats) *
-           sizeof(float);
+               sizeof(float) +
+           cache_line - workspace_alignment;
   }
 };
 

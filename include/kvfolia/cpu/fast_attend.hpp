@@ -181,7 +181,7 @@ class FastTask {
   template <class Q, class Order, class Tile>
   static int lead_lines(const Tile& tile) {
     if (Layout::shares_key_value) return most_lines;  // the values of a tile are its keys: in a cache already
-    constexpr int least = 8192 / cache_line;
+    constexpr int least = 16384 / cache_line;
     if (Order::strided) return least;
     // All of a page is read at once, one of its dims after the other.
     return std::max(least, static_cast<int>(code_bytes<Q>(tile.dims) * tile.page_tokens / cache_line));

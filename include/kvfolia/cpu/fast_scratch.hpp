@@ -116,55 +116,67 @@ class FastScratch {
   constexpr explicit FastScratch(std::int64_t rows) : rows_(rows) {}
 
   constexpr std::int64_t queries() const { return 0; }
-  constexpr std::int64_t folded() const { return queries() + rows_ * Layout::key_dim; }
+  constexpr std::int64_t folded() const { return behind(queries(), rows_ * Layout::key_dim); }
   /// Two halves of [row][key_dim / 4] words.
-  constexpr std::int64_t query_bytes() const { return folded() + rows_ * Layout::key_dim; }
-  constexpr std::int64_t steps() const { return query_bytes() + rows_ * round_up(Layout::key_dim, 4) / 2; }
-  constexpr std::int64_t bases() const { return steps() + rows_; }
-  constexpr std::int64_t group_sums() const { return bases() + rows_; }  ///< [row][key_groups]
-  constexpr std::int64_t byte_sums() const { return group_sums() + rows_ * key_groups; }  ///< two halves
-  constexpr std::int64_t scores() const { return byte_sums() + 2 * rows_ * key_groups; }
-  constexpr std::int64_t weights() const { return scores() + rows_ * score_stride; }
+  constexpr std::int64_t query_bytes() const { return behind(folded(), rows_ * Layout::key_dim); }
+  constexpr std::int64_t steps() const {
+    return behind(query_bytes(), rows_ * round_up(Layout::key_dim, 4) / 2);
+  }
+  constexpr std::int64_t bases() const { return behind(steps(), rows_); }
+  constexpr std::int64_t group_sums() const { return behind(bases(), rows_); }  ///< [row][key_groups]
+  constexpr std::int64_t byte_sums() const {
+    return behind(group_sums(), rows_ * key_groups);
+  }  ///< two halves
+  constexpr std::int64_t scores() const { return behind(byte_sums(), 2 * rows_ * key_groups); }
+  constexpr std::int64_t weights() const { return behind(scores(), rows_ * score_stride); }
   /// Two halves of [row][group][weight_words] words, a ByteSums and a step of each.
   constexpr std::int64_t weight_bytes() const {
-    return weights() + (value_groups > 1 ? value_groups * rows_ * score_stride : 0);
+    return behind(weights(), value_groups > 1 ? value_groups * rows_ * score_stride : 0);
   }
   constexpr std::int64_t weight_sums() const {
-    return weight_bytes() + 2 * rows_ * value_groups * weight_words;
+    return behind(weight_bytes(), 2 * rows_ * value_groups * weight_words);
   }
   constexpr std::int64_t weight_steps() const {
-    return weight_sums() + (weight_words != 0 ? 2 * rows_ * value_groups : 0);
+    return behind(weight_sums(), weight_words != 0 ? 2 * rows_ * value_groups : 0);
   }
   constexpr std::int64_t key_scales() const {
-    return weight_steps() + (weight_words != 0 ? rows_ * value_groups : 0);
+    return behind(weight_steps(), weight_words != 0 ? rows_ * value_groups : 0);
   }
-  constexpr std::int64_t key_offsets() const { return key_scales() + key_groups * score_stride; }
-  constexpr std::int64_t value_scales() const { return key_offsets() + key_groups * score_stride; }
-  constexpr std::int64_t value_offsets() const { return value_scales() + value_groups * score_stride; }
-  constexpr std::int64_t channels() const { return value_offsets() + value_groups * score_stride; }
+  constexpr std::int64_t key_offsets() const { return behind(key_scales(), key_groups * score_stride); }
+  constexpr std::int64_t value_scales() const { return behind(key_offsets(), key_groups * score_stride); }
+  constexpr std::int64_t value_offsets() const { return behind(value_scales(), value_groups * score_stride); }
+  constexpr std::int64_t channels() const { return behind(value_offsets(), value_groups * score_stride); }
   constexpr std::int64_t unpacked() const {
-    return channels() + 2 * std::max(Layout::key_dim, Layout::value_dim);
+    return behind(channels(), 2 * std::max(Layout::key_dim, Layout::value_dim));
   }
   constexpr std::int64_t key_panel() const {
-    return unpacked() + panel_tokens * round_up(Layout::key_dim, 16);
+    return behind(unpacked(), panel_tokens * round_up(Layout::key_dim, 16));
   }
-  constexpr std::int64_t value_panel() const { return key_panel() + panel_tokens * Layout::key_dim; }
-  constexpr std::int64_t tile() const { return value_panel() + tile_positions * panel_stride; }
-  constexpr std::int64_t total() const { return tile() + rows_ * state_floats(); }
+  constexpr std::int64_t value_panel() const { return behind(key_panel(), panel_tokens * Layout::key_dim); }
+  constexpr std::int64_t tile() const { return behind(value_panel(), tile_positions * panel_stride); }
+  constexpr std::int64_t total() const { return behind(tile(), rows_ * state_floats()); }
   /// Two halves each of [row][pair_stride], of [pair_stride][panel_tokens], of [row][tile_positions / 2], and
   /// of [tile_positions / 2][value_stride] words.
-  constexpr std::int64_t query_pairs() const { return total() + rows_ * state_floats(); }
-  constexpr std::int64_t key_pairs() const { return query_pairs() + amx_words(rows_ * pair_stride); }
-  constexpr std::int64_t weight_pairs() const { return key_pairs() + amx_words(pair_stride * panel_tokens); }
-  constexpr std::int64_t value_pairs() const {
-    return weight_pairs() + amx_words(rows_ * tile_positions / 2);
+  constexpr std::int64_t query_pairs() const { return behind(total(), rows_ * state_floats()); }
+  constexpr std::int64_t key_pairs() const { return behind(query_pairs(), amx_words(rows_ * pair_stride)); }
+  constexpr std::int64_t weight_pairs() const {
+    return behind(key_pairs(), amx_words(pair_stride * panel_tokens));
   }
-  constexpr std::int64_t size() const { return value_pairs() + amx_words(tile_positions / 2 * value_stride); }
+  constexpr std::int64_t value_pairs() const {
+    return behind(weight_pairs(), amx_words(rows_ * tile_positions / 2));
+  }
+  constexpr std::int64_t size() const {
+    return behind(value_pairs(), amx_words(tile_positions / 2 * value_stride));
+  }
 
   static constexpr std::int64_t state_floats() { return value_stride + 2; }
   constexpr std::int64_t rows() const { return rows_; }
 
  private:
+  /// Every array begins with a cache line.
+  static constexpr std::int64_t behind(std::int64_t offset, std::int64_t floats) {
+    return round_up<std::int64_t>(offset + floats, cache_line / 4);
+  }
   static constexpr std::int64_t amx_words(std::int64_t n) { return has_amx ? 2 * n : 0; }
 
   std::int64_t rows_;

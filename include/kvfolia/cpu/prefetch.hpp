@@ -8,11 +8,10 @@
 #include <cstdint>
 
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/cpu/attend_plan.hpp"
 #include "kvfolia/cpu/target.hpp"
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
-
-inline constexpr int cache_line = 64;
 
 /// Contiguous bytes.
 struct Region {
@@ -26,7 +25,7 @@ struct Region {
 /// under way to keep memory busy.
 class Prefetch {
  public:
-  static constexpr int lines_ahead = 64;
+  static constexpr int lines_ahead = 192;
 
   Prefetch() = default;
 
