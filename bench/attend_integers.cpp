@@ -19,12 +19,13 @@ void add_integers(Bench& bench) {
   add_cases<Kivi4>(bench, "kivi4", lengths);
   add_cases<Q8_0>(bench, "q8_0", few_cases());
   add_cases<Q4_0>(bench, "q4_0", few_cases());
-  add_cases<Int8, 128, DimMajor<4>>(bench, "int8", few_cases());
+  add_cases<Int8, 128, DimMajor<4>>(bench, "int8", few_cases() + head_cases() + page_cases());
   add_cases<Int8, 128, DimMajor<4>, SlotPairs<4>>(bench, "int8", few_cases());
-  add_cases<Int4<32>, 128, DimMajor<8>>(bench, "int4-g32", few_cases());
+  add_cases<Int4<32>, 128, DimMajor<8>>(bench, "int4-g32", few_cases() + head_cases());
   add_cases<Kivi4, 128, DimMajor<8>>(bench, "kivi4", few_cases());
   const Cases one{{.keys = 16384}};
   add_cases<Int8, 64>(bench, "int8", one);
+  add_cases<Int8, 64, DimMajor<4>>(bench, "int8", one);
   add_cases<Int8, 256>(bench, "int8", one);
 }
 
