@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // How fast one core writes new tokens into pages. Names: append/quantizer/order/tokens:T is a prompt's T
 // tokens, which fill slots one after the other; .../rows:R one token of each of R sequences. GB/s are those
-// of the fp16 that comes in; keys and values lie in memory, not in a cache, and every call writes other
-// pages. The roofline is `copy`: memcpy of the same rows into the same pages.
+// of the fp16 that comes in; keys and values lie in memory, not in a cache. A prompt's calls write other
+// pages each; those of single tokens fill 64 pages slot by slot, then the next. The roofline is `copy`:
+// memcpy of the same rows into the same pages.
 
 #ifndef NDEBUG
 #error "benchmarks are built with optimisation and without assertions: use the release preset"

@@ -52,7 +52,8 @@ class TileRegions {
     else
       push(tile.params + run.slot * tile.param_stride, tile.param_stride * run.count);
   }
-  Prefetch prefetch() const { return {regions_, count_, lines_}; }
+  /// Of all but the last lines, which whoever prefetches next asks for.
+  Prefetch prefetch(int left) const { return {regions_, count_, lines_ - left}; }
 
  private:
   void push(const std::byte* begin, std::int64_t bytes) {
@@ -159,7 +160,7 @@ class FastTask {
       add_key_regions<Part::rest>(runs);
       add_value_regions<Part::lead>(runs);
     }
-    scores_.compute(runs, all, regions_.prefetch());
+    scores_.compute(runs, all, regions_.prefetch(left_lines));
     for (std::int64_t row = 0; row < rows_.count(); ++row) softmax(row, tile, runs);
     for (std::int64_t row = rows_.count(); row < all.end; ++row)
       std::fill_n(probabilities_ + row * score_stride, runs.columns, 0.0f);
@@ -168,7 +169,7 @@ class FastTask {
       add_value_regions<Part::rest>(runs);
       add_key_regions<Part::lead>(next);
     }
-    values_.add(runs, all, tile_.values(0), Rows::floats, regions_.prefetch());
+    values_.add(runs, all, tile_.values(0), Rows::floats, regions_.prefetch(next.count > 0 ? left_lines : 0));
     for (std::int64_t row = 0; row < rows_.count(); ++row)
       if (!is_finite(tile_.values(row))) leave_out_unseen(row, tile, runs);
   }
@@ -184,8 +185,11 @@ class FastTask {
     constexpr int least = 16384 / cache_line;
     if (Order::strided) return least;
     // All of a page is read at once, one of its dims after the other.
-    return std::max(least, static_cast<int>(code_bytes<Q>(tile.dims) * tile.page_tokens / cache_line));
+    return std::max(least,
+                    code_bytes<Q>(tile.dims) * std::min(tile.page_tokens, tile_positions) / cache_line);
   }
+  /// Lines of the next lead that are asked for ahead only.
+  static constexpr int left_lines = Layout::shares_key_value ? 0 : Prefetch::lines_ahead;
   static constexpr int most_lines = 1 << 29;
 
   template <Part part>

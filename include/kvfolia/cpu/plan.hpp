@@ -37,8 +37,9 @@ constexpr AttendKernel supported(int query_heads, int kv_heads) {
 
 /// Whether the fast path rounds what it multiplies to less than a float has, for rows with so many queries.
 /// Rows with few have theirs rounded to 15 bits where 8-bit dot products serve 8-bit and 4-bit keys: about a
-/// thousandth of what those keys' own rounding costs. So are probabilities where they serve 8-bit values, in
-/// the order SlotPairs<4> only. Rows with many have all rounded to 16 bits on AMX.
+/// thousandth of what those keys' own rounding costs. Where they serve 8-bit values, in the order
+/// SlotPairs<4> only, a tile's probabilities are rounded to 1/16256 of the largest one: a thousand small ones
+/// may vanish. Rows with many have all rounded to 16 bits on AMX.
 template <class Layout, class Quant>
 constexpr bool rounds_operands(std::int32_t queries) {
   if (queries > detail::streaming_queries) return detail::FormatFacts<Layout, Quant>::uses_amx;

@@ -29,12 +29,11 @@ class Prefetch {
 
   Prefetch() = default;
 
-  /// Of regions that must stay where they are. Their last `lines_ahead` lines are left to whoever prefetches
-  /// next.
+  /// Of regions that must stay where they are: `lines` of them, and those behind them ahead only.
   Prefetch(const Region* regions, int count, std::int64_t lines)
       : near_{.next = regions, .last = regions + count},
         far_{near_},
-        lines_(std::max<std::int64_t>(lines - lines_ahead, 0)) {
+        lines_(std::max<std::int64_t>(lines, 0)) {
     for (int skipped = 0; skipped < lines_ahead && far_.enter(); skipped += lines_at_once) far_.at += bytes;
   }
 

@@ -110,7 +110,6 @@ KVF_INLINE Int32s dot4(Int32s sums, Uint32s bytes, Int32s query) {
 }
 #else
 inline constexpr bool has_dot4 = false;
-Int32s dot4(Int32s sums, Uint32s bytes, Int32s query);  // for loops that are not used then
 #endif
 
 #if HWY_TARGET != HWY_SCALAR

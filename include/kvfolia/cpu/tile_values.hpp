@@ -68,8 +68,8 @@ class TileValues {
   void add(const TileRuns& runs, const RowRange& rows, float* sums, std::int64_t stride, Prefetch prefetch) {
     rows_ = rows;
     prefetch_ = prefetch;
-    // A step reads four vectors of a token, or two of some slots' words.
-    constexpr int at_once = (Order::strided ? 4 : 2 * Order::slot_multiple) * lanes;
+    // A step reads four vectors of a token, or two of words of four slots.
+    constexpr int at_once = (FormatFacts<Layout, Quant>::rounds_weights ? 8 : 4) * lanes;
     prefetch_.spread(std::max(1, runs.columns * dims / at_once));
     runs.each_segment([&](const Segment& segment) {
       visit_format(view_, segment.entry(), [&](const auto& whole) {
@@ -174,7 +174,11 @@ class TileValues {
                               .groups = Groups,
                               .group_dims = Groups == 1 ? dims : group_dims,
                               .stride = Scratch::weight_words};
-    detail::add_words(words, count, dims, weights, rows_, sums, stride, prefetch_);
+    each_row_block(rows_, [&](auto block, std::int64_t first) {
+      constexpr int all = decltype(block)::value, rows = lanes < 16 && all == 8 ? 4 : all;
+      for (std::int64_t row = first; row < first + all; row += rows)
+        detail::add_words<rows>(words, count, dims, weights, row, sums + row * stride, stride, prefetch_);
+    });
   }
 
   /// Multiplies a row's weights by the tokens' scales; gives the weighted sum of their offsets, from the

@@ -188,14 +188,4 @@ void add_words(const std::byte* const* words, int count, int dims, const ByteWei
     }
 }
 
-/// The same for a range of rows.
-inline void add_words(const std::byte* const* words, int count, int dims, const ByteWeights& weights,
-                      const RowRange& range, float* sums, std::int64_t stride, Prefetch& prefetch) {
-  each_row_block(range, [&](auto block, std::int64_t first) KVF_INLINE_LAMBDA {
-    constexpr int all = decltype(block)::value, rows = lanes < 16 && all == 8 ? 4 : all;
-    for (std::int64_t row = first; row < first + all; row += rows)
-      add_words<rows>(words, count, dims, weights, row, sums + row * stride, stride, prefetch);
-  });
-}
-
 }  // namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail
