@@ -15,25 +15,6 @@
 
 namespace kvfolia::inline KVF_ABI::cpu::inline KVF_CPU_TARGET::detail {
 
-template <int Bytes>
-struct UnitOf;
-template <>
-struct UnitOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct UnitOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct UnitOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct UnitOf<8> {
-  using type = std::uint64_t;
-};
-
 inline constexpr int interleaved_bytes = 16;  ///< what vectors are interleaved within
 
 /// Whether units of so many bytes can be interleaved by vectors.
@@ -49,7 +30,7 @@ void interleave(const std::byte* from, std::int64_t from_stride, std::byte* to, 
 #if HWY_TARGET != HWY_SCALAR  // that has no such operations, and needs none
 template <int Unit, int Rows>
 void interleave(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride) {
-  using T = typename UnitOf<Unit>::type;
+  using T = hwy::UnsignedFromSize<Unit>;
   const hn::FixedTag<T, interleaved_bytes / Unit> d;
   hn::Vec<decltype(d)> rows[Rows], next[Rows];
   for (int i = 0; i < Rows; ++i) rows[i] = hn::LoadU(d, reinterpret_cast<const T*>(from + i * from_stride));
