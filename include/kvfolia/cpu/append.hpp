@@ -216,9 +216,7 @@ void recode(const PagedView<Layout, Quant>& view, const AppendArgs& args, const 
 inline int run_length(const BatchView& batch, std::int32_t token, std::int32_t end, int page_tokens) {
   const PhysSlot first{batch.slots[token]};
   const int slot = first.slot(page_tokens);
-  int most = run_tokens - slot % run_tokens;
-  if (page_tokens - slot < most) most = page_tokens - slot;
-  if (end - token < most) most = end - token;
+  const int most = std::min({run_tokens - slot % run_tokens, page_tokens - slot, end - token});
   int count = 1;
   while (count < most && batch.slots[token + count] == first.raw + count) ++count;
   return count;
@@ -265,9 +263,9 @@ Result<> append(const PagedView<Layout, Quant>& view, const BatchView& batch, co
   const std::int32_t tokens = batch.total_queries();
   const std::int32_t threads = std::max(1, static_cast<int>(exec.concurrency()));
   const std::int32_t share = tokens / threads + (tokens % threads != 0 ? 1 : 0);
-  const std::int32_t chunk = share < 1 ? 1 : share < 64 ? share : 64;
+  const std::int32_t chunk = std::clamp(share, 1, 64);
   exec.parallel_for((std::int64_t{tokens} + chunk - 1) / chunk, [&](std::int64_t i, int) {
-    const std::int64_t begin = i * chunk, end = begin + chunk < tokens ? begin + chunk : tokens;
+    const std::int64_t begin = i * chunk, end = std::min<std::int64_t>(begin + chunk, tokens);
     detail::append_tokens(view, batch, args, static_cast<std::int32_t>(begin),
                           static_cast<std::int32_t>(end));
   });

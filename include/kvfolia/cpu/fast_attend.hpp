@@ -188,35 +188,33 @@ class FastTask {
     return std::max(least,
                     code_bytes<Q>(tile.dims) * std::min(tile.page_tokens, tile_positions) / cache_line);
   }
+  static constexpr int most_lines = 1 << 29;
   /// Lines of the next lead that are asked for ahead only.
   static constexpr int left_lines = Layout::shares_key_value ? 0 : Prefetch::lines_ahead;
-  static constexpr int most_lines = 1 << 29;
 
   template <Part part>
   void add_key_regions(const TileRuns& runs) {
-    bool selected = false;
     each_run(runs, [&](const Run& run, const auto& quant) {
       add_region<part, std::remove_cvref_t<decltype(key_side(quant))>, typename Layout::KeyOrder>(
-          view_.key_tile(run.entry, task_.head), run, selected);
+          view_.key_tile(run.entry, task_.head), run, &run == runs.runs);
     });
   }
   template <Part part>
   void add_value_regions(const TileRuns& runs) {
-    bool selected = false;
     if constexpr (!Layout::shares_key_value)
       each_run(runs, [&](const Run& run, const auto& quant) {
         add_region<part, std::remove_cvref_t<decltype(value_side(quant))>, typename Layout::ValueOrder>(
-            view_.value_tile(run.entry, task_.head), run, selected);
+            view_.value_tile(run.entry, task_.head), run, &run == runs.runs);
       });
   }
+  /// The first run's format says for all of a tile where the lead ends.
   template <Part part, class Q, class Order, class Tile>
-  void add_region(const Tile& tile, const Run& run, bool& selected) {
-    if (!selected) {
+  void add_region(const Tile& tile, const Run& run, bool is_first) {
+    if (is_first) {
       const int lead = lead_lines<Q, Order>(tile);
       part == Part::lead ? regions_.select(0, lead + Prefetch::lines_ahead)
                          : regions_.select(lead, most_lines);
     }
-    selected = true;
     regions_.template add<Q, Order>(tile, run);
   }
   template <class F>
