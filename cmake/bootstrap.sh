@@ -33,14 +33,15 @@ run_test() {
 }
 
 packages="g++ cmake ninja-build pkg-config python3 python3-pip git ca-certificates
-libhwy-dev libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev"
+libhwy-dev libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev catch2 libbenchmark-dev
+libboost-context-dev"
 packages_demo="debian-handbook"
 packages_test="clang clang-format g++-aarch64-linux-gnu"
 
 needs="  a C++20 compiler (GCC 12 or later), CMake 3.25 or later, Ninja, pkg-config, Python 3 with pip, git;
-  the development files of Highway, Eigen 3, PCRE2, nlohmann-json, CLI11, Catch2
-  and Google Benchmark; for 'test' also clang and clang-format, and for one
-  test g++ for aarch64-linux-gnu."
+  the development files of Highway, Eigen 3, PCRE2, nlohmann-json, CLI11, Catch2,
+  Google Benchmark and Boost.Context; for 'test' also clang and clang-format, and
+  for one test g++ for aarch64-linux-gnu."
 
 # ---- plumbing ---------------------------------------------------------------
 

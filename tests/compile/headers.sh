@@ -6,15 +6,17 @@
 set -u
 include=$1
 compiler=$2
+also='*.hpp'
 case $(basename "$compiler") in
-  nvcc) flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -c -o /dev/null -Xcompiler -Wall,-Wextra,-Wconversion" ;;
+  nvcc) also='*.cuh'
+    flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -c -o /dev/null -Xcompiler -Wall,-Wextra,-Wconversion" ;;
   *) flags="-x c++ -std=c++20 -fsyntax-only -fno-exceptions -Wall -Wextra -Wconversion -Wshadow -Werror" ;;
 esac
 source=$(mktemp)
 trap 'rm -f "$source"' EXIT
 count=0
 failed=0
-for header in $(cd "$include" && find kvfolia -name '*.hpp' | sort); do
+for header in $(cd "$include" && find kvfolia -name '*.hpp' -o -name "$also" | sort); do
   # Twice: a guard must be there.
   printf '#include "%s"\n#include "%s"\n' "$header" "$header" >"$source"
   # shellcheck disable=SC2086
