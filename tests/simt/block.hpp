@@ -204,10 +204,13 @@ class Block {
             !(thread.operation == std::string(other.operation) && thread.site == other.site))
           break;
       }
-      text += (text.empty() ? "threads " : ", ") + std::to_string(first) +
-              (end - first > 1 ? "-" + std::to_string(end - 1) : "") +
-              (thread.operation ? std::string(" at ") + thread.operation + " (" + thread.site.name() + ")"
-                                : std::string(" have ended"));
+      text += text.empty() ? "threads " : ", ";
+      text += std::to_string(first);
+      if (end - first > 1) text.append("-").append(std::to_string(end - 1));
+      if (thread.operation)
+        text.append(" at ").append(thread.operation).append(" (").append(thread.site.name()).append(")");
+      else
+        text += " have ended";
       first = end;
     }
     return text;
