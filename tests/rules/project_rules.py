@@ -29,7 +29,7 @@ ROOMS = {
     "metrics": set(),
 }
 # Umbrellas, which belong to no room.
-UMBRELLAS = {"kvfolia.hpp", "cpu.hpp", "version.hpp"}
+UMBRELLAS = {"kvfolia.hpp", "cpu.hpp", "cuda.cuh", "version.hpp"}
 # The umbrella of what needs nothing but a compiler.
 PLAIN_UMBRELLA = "kvfolia.hpp"
 BACKENDS = {"cpu", "cuda"}

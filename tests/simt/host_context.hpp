@@ -3,6 +3,7 @@
 #pragma once
 // The context that runs the bodies of CUDA kernels on the host, and the grid that they run in.
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -216,6 +217,7 @@ class HostContext {
     return result;
   }
   static std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) { return (a & b) | c; }
+  static int popc(std::uint32_t x) { return std::popcount(x); }
   static std::uint32_t add_fp16x2(std::uint32_t a, std::uint32_t b) {
     return each_half([&](int i) {
       return detail::to_fp16(double{detail::fp16_of(a, i)} + double{detail::fp16_of(b, i)});
@@ -242,7 +244,7 @@ class HostContext {
   }
   static float exp2(float x) { return std::exp2(x); }
   static float log2(float x) { return std::log2(x); }
-  static float tanh(float x) { return std::tanh(x); }
+  static float reciprocal(float x) { return 1.0f / x; }
   static float max(float a, float b) { return std::fmax(a, b); }
 
   /// To be called at a thread's end.

@@ -9,7 +9,7 @@
 
 #include "kvfolia/core/config.hpp"
 
-/// Loops whose indices choose registers, and loops that must stay loops. Before a `for`. A host's compiler
+/// In front of loops: those whose indices choose registers, and those that must stay loops. A host's compiler
 /// does not know the pragma.
 #if defined(__CUDA_ARCH__)
 #define KVF_UNROLL _Pragma("unroll")
@@ -18,6 +18,10 @@
 #define KVF_UNROLL
 #define KVF_NO_UNROLL
 #endif
+/// for (int i = 0; i < count; ++i), unrolled.
+#define KVF_UNROLLED(i, count) \
+  KVF_UNROLL                   \
+  for (int i = 0; i < (count); ++i)
 
 namespace kvfolia::inline KVF_ABI::cuda {
 
@@ -45,8 +49,8 @@ struct alignas(16) Words4 {
 /// begin; _trans gives each matrix transposed. movmatrix(x): one such matrix, transposed. mma_fp16 and
 /// mma_bf16(d, a, b): d += a * b, of 16 x 16, 16 x 8 and 16 x 8, sums in float.
 ///
-/// Pairs of 16-bit floats lie in a word, the first one in its lower half; exp2 and log2 may be a few units
-/// in the last place off and flush subnormal numbers; max ignores one NaN.
+/// Pairs of 16-bit floats lie in a word, the first one in its lower half; exp2, log2 and reciprocal may be a
+/// few units in the last place off and flush subnormal numbers; max ignores one NaN.
 template <class C>
 concept KernelContext = requires(C& c, std::uint32_t word, std::int64_t wide, float x, bool flag,
                                  const Words4* from, Words4* to, std::uint32_t (&a)[4], std::uint32_t (&b)[2],
@@ -78,6 +82,7 @@ concept KernelContext = requires(C& c, std::uint32_t word, std::int64_t wide, fl
   c.mma_bf16(d, a, b);
   { C::prmt(word, word, word) } -> std::same_as<std::uint32_t>;
   { C::and_or(word, word, word) } -> std::same_as<std::uint32_t>;  // (a & b) | c
+  { C::popc(word) } -> std::same_as<int>;
   { C::add_fp16x2(word, word) } -> std::same_as<std::uint32_t>;
   { C::fma_fp16x2(word, word, word) } -> std::same_as<std::uint32_t>;
   { C::e4m3x2_to_fp16x2(word) } -> std::same_as<std::uint32_t>;  // of the two lower bytes
@@ -85,7 +90,7 @@ concept KernelContext = requires(C& c, std::uint32_t word, std::int64_t wide, fl
   { C::pack_bf16x2(x, x) } -> std::same_as<std::uint32_t>;
   { C::exp2(x) } -> std::same_as<float>;
   { C::log2(x) } -> std::same_as<float>;
-  { C::tanh(x) } -> std::same_as<float>;
+  { C::reciprocal(x) } -> std::same_as<float>;
   { C::max(x, x) } -> std::same_as<float>;
 };
 

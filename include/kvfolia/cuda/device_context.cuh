@@ -135,6 +135,7 @@ class DeviceContext {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
   }
+  __device__ __forceinline__ static int popc(std::uint32_t x) { return __popc(x); }
   __device__ __forceinline__ static std::uint32_t add_fp16x2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -183,7 +184,11 @@ class DeviceContext {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
   }
-  __device__ __forceinline__ static float tanh(float x) { return tanhf(x); }
+  __device__ __forceinline__ static float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+  }
   __device__ __forceinline__ static float max(float a, float b) { return fmaxf(a, b); }
 
  private:

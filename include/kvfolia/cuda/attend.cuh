@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Attention over pages on a GPU: the kernels, and what launches them.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kvfolia/core/attend_args.hpp"
+#include "kvfolia/core/batch_view.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/error.hpp"
+#include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cuda/decode.hpp"
+#include "kvfolia/cuda/device_context.cuh"
+#include "kvfolia/cuda/merge.hpp"
+#include "kvfolia/cuda/plan.hpp"
+
+namespace kvfolia::inline KVF_ABI::cuda {
+
+namespace detail {
+
+template <class Layout, class Quant, int Tiles, bool General>
+__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles>::threads, Tiles == 1 ? 3 : 2)
+    decode_kernel(const __grid_constant__ DecodeArgs<Layout, Quant> args) {
+  DeviceContext ctx;
+  decode<Layout, Quant, Tiles, General>(ctx, args);
+}
+
+template <class Layout, class Quant>
+__global__ void __launch_bounds__(merge_threads)
+    merge_kernel(const __grid_constant__ DecodeArgs<Layout, Quant> args) {
+  DeviceContext ctx;
+  merge_splits(ctx, args);
+}
+
+inline Result<> launched(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
+}
+
+template <class Layout, class Quant, int Tiles, bool General>
+Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStream_t stream) {
+  constexpr auto kernel = decode_kernel<Layout, Quant, Tiles, General>;
+  constexpr auto shared = DecodeShape<Layout, Quant, Tiles>::shared_bytes;
+  // Neither synchronises nor allocates; more than 48 KiB have to be asked for, on every device.
+  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+      error != cudaSuccess)
+    return launched(error, "cudaFuncSetAttribute (shared memory)");
+  kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
+           DecodeShape<Layout, Quant, Tiles>::threads, shared, stream>>>(args);
+  return launched(cudaGetLastError(), "decode kernel");
+}
+
+}  // namespace detail
+
+/// Computes `args.out` and `args.lse` for every query of the batch, in the order of `stream`. The pages that
+/// `view`, `batch` and `args` point to are the device's; so is `workspace`, of at least
+/// plan.workspace_bytes(), aligned to 16. Allocates nothing, does not synchronise, throws nothing and can be
+/// captured in a graph; launches nothing when it returns an error. What only the device can read is trusted:
+/// lengths within plan.config, entries that are pages of the view.
+template <class Layout, class Quant>
+Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
+                const AttendPlan& plan, std::span<std::byte> workspace, cudaStream_t stream) noexcept {
+  if (auto ok = detail::check_attend(view, batch, args, plan, workspace.size()); !ok) return ok;
+  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 16 != 0)
+    return kvfolia::detail::bad_argument("workspace (alignment)", 0, 16);
+  if (batch.rows == 0 || plan.config.queries == 0) return {};
+  const auto kernel_args =
+      detail::decode_args(view, batch, args, plan, reinterpret_cast<float*>(workspace.data()));
+  const Grid grid = plan.decode_grid(batch.rows);
+  if (plan.splits > 0) {
+    const bool plain = detail::is_plain(args, view.window);
+    Result<> ok;
+    if (plan.tiles == 1)
+      ok = plain ? detail::launch_decode<Layout, Quant, 1, false>(kernel_args, grid, stream)
+                 : detail::launch_decode<Layout, Quant, 1, true>(kernel_args, grid, stream);
+    else if constexpr (Layout::key_dim <= 128)
+      ok = plain ? detail::launch_decode<Layout, Quant, 2, false>(kernel_args, grid, stream)
+                 : detail::launch_decode<Layout, Quant, 2, true>(kernel_args, grid, stream);
+    if (!ok) return ok;
+  }
+  const Grid merge = plan.merge_grid(batch.rows);
+  detail::merge_kernel<Layout, Quant><<<
+      dim3(static_cast<unsigned>(merge.x), static_cast<unsigned>(merge.y), static_cast<unsigned>(merge.z)),
+      detail::merge_threads, 0, stream>>>(kernel_args);
+  return detail::launched(cudaGetLastError(), "merge kernel");
+}
+
+}  // namespace kvfolia::inline KVF_ABI::cuda

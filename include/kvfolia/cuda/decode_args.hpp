@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// What decode and merge kernels are launched with: a view, a batch and arguments, all of whose arrays the
+// device reads.
+
+#include <cstdint>
+
+#include "kvfolia/core/attend_args.hpp"
+#include "kvfolia/core/batch_view.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/paged_view.hpp"
+
+namespace kvfolia::inline KVF_ABI::cuda::detail {
+
+inline constexpr float log2_e = 1.4426950408889634f;
+inline constexpr float ln_2 = 0.6931471805599453f;
+KVF_INLINE KVF_HD constexpr float minus_infinity() { return -__builtin_huge_valf(); }
+
+/// Results of splits: of query token t, head h, split s at (t * heads + h) * splits + s.
+struct Partials {
+  float* out;  ///< [...][value_dim], divided by the sum of weights
+  float* lse;  ///< [...]
+  int splits;  ///< of the longest row
+
+  KVF_INLINE KVF_HD std::int64_t at(std::int64_t token, int heads, int head, int split) const {
+    return (token * heads + head) * splits + split;
+  }
+};
+
+template <class Layout, class Quant>
+struct DecodeArgs {
+  PagedView<Layout, Quant> view;
+  BatchView batch;
+  AttendArgs args;
+  Partials partials;
+  int query_heads;
+  int split_tokens;
+  int column_blocks;  ///< blocks that share a row's columns of a KV head
+  float scale;        ///< of products of queries and keys, to base e
+};
+
+/// A row of the batch, as far as a block needs it.
+struct DecodeRow {
+  std::int32_t first_query;  ///< packed
+  std::int32_t queries;
+  std::int32_t position;     ///< of the first query
+  std::int32_t length;       ///< table slots, those in use and those in front of them
+  std::int64_t first_entry;  ///< in the table
+};
+
+/// Reads row and table through the context.
+template <class Ctx>
+KVF_INLINE KVF_HD DecodeRow read_row(Ctx& ctx, const BatchView& batch, int row, int head, int page_tokens) {
+  DecodeRow r{row, 1, 0, 0, 0};
+  if (batch.query_indptr) {
+    r.first_query = ctx.load(batch.query_indptr + row);
+    r.queries = ctx.load(batch.query_indptr + row + 1) - r.first_query;
+  }
+  std::int32_t entries = 0;
+  if (batch.table.indptr) {
+    r.first_entry = ctx.load(batch.table.indptr + row);
+    entries = ctx.load(batch.table.indptr + row + 1) - static_cast<std::int32_t>(r.first_entry);
+  } else {
+    r.first_entry = row * batch.table.row_stride;
+  }
+  std::int32_t used = 0;
+  if (batch.lengths)
+    used = ctx.load(batch.lengths + row);
+  else if (entries > 0)
+    used = (entries - 1) * page_tokens + ctx.load(batch.last_page_tokens + row);
+  // Entries that tell how full they are may be followed by others, however full.
+  r.length = batch.entry_tokens ? entries * page_tokens : used;
+  r.position = batch.query_pos ? ctx.load(batch.query_pos + row) : used - r.queries;
+  r.first_entry += head * batch.table.head_stride;
+  return r;
+}
+
+}  // namespace kvfolia::inline KVF_ABI::cuda::detail

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// From pages into a warp's ring: which tokens a tile has, where they lie, and the copies that bring them.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/ids.hpp"
+#include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cuda/context.hpp"
+#include "kvfolia/cuda/decode_args.hpp"
+#include "kvfolia/cuda/decode_shape.hpp"
+
+namespace kvfolia::inline KVF_ABI::cuda::detail {
+
+/// Parameters of a tile's tokens in shared memory, as quantizers ask a tile of pages for them.
+template <class Ctx>
+struct StagedParams {
+  Ctx& ctx;
+  SharedOffset base;
+  int pitch;
+
+  template <class Param>
+  KVF_INLINE KVF_HD Param param(int token, int /*index*/ = 0) const {
+    static_assert(sizeof(Param) == 2 || sizeof(Param) == 4);
+    const auto word =
+        ctx.template load_shared<std::uint32_t>(base + static_cast<SharedOffset>(token * pitch));
+    if constexpr (sizeof(Param) == 4)
+      return __builtin_bit_cast(Param, word);
+    else
+      return __builtin_bit_cast(Param, static_cast<std::uint16_t>(word));
+  }
+};
+
+/// One warp's tiles of a row's keys and values. Every load() brings the next one; what it needs from the
+/// block table was asked for by the load before.
+template <class Ctx, class Layout, class Quant, class Shape>
+class TileLoader {
+ public:
+  /// Tiles of Shape::tokens table slots from `first` on, `stride` apart, up to `end`.
+  KVF_INLINE KVF_HD TileLoader(Ctx& ctx, const DecodeArgs<Layout, Quant>& args, const DecodeRow& row,
+                               int head, int first, int stride, int end)
+      : ctx_(ctx),
+        view_(args.view),
+        batch_(args.batch),
+        first_entry_(row.first_entry),
+        head_(head),
+        page_tokens_(Layout::page_tokens == dynamic ? args.view.page_tokens : Layout::page_tokens),
+        in_runs_(page_tokens_ % 16 == 0),
+        page_shift_(Ctx::popc(static_cast<std::uint32_t>(page_tokens_)) == 1
+                        ? Ctx::popc(static_cast<std::uint32_t>(page_tokens_ - 1))
+                        : -1),
+        stride_(stride),
+        end_(end),
+        next_(first) {
+    look_up();
+  }
+
+  /// Begins the copies of the next tile into a stage; behind the last one there is nothing to copy. What the
+  /// tile before has as parameters is in its stage after this.
+  KVF_INLINE KVF_HD void load(SharedOffset stage) {
+    keep_params();
+    if (next_ < end_) {
+      stage_ = stage;
+      if (ctx_.lane() < Shape::tokens) {
+        const auto at = stage + static_cast<SharedOffset>(ctx_.lane() * 4);
+        ctx_.store_shared(at + Shape::positions, entry_ < 0 ? -1 : position_);
+        if constexpr (Shape::several_formats) {
+          ctx_.store_shared(at + Shape::entries, entry_);
+          ctx_.store_shared(at + Shape::slots, slot_);
+          // Pages of other formats are read where they lie.
+          if (entry_ >= 0 && TableEntry{entry_}.format() != coded_format) entry_ = -1;
+        }
+      }
+      const FormatView& format = view_.formats[coded_format];
+      if (in_runs_) {
+        const std::uint32_t valid = ctx_.ballot(ctx_.lane() < Shape::tokens && entry_ >= 0);
+        KVF_UNROLLED (part, Shape::parts) {
+          const PageId page{ctx_.shfl(entry_, 16 * part)};
+          const int slot = ctx_.shfl(slot_, 16 * part);
+          const int count = Ctx::popc(valid >> 16 * part & 0xffffu);
+          copy_run<typename Shape::KeyShape>(
+              format.keys, page, slot, count,
+              stage + Shape::keys + static_cast<SharedOffset>(16 * part * Shape::KeyShape::pitch));
+          copy_run<typename Shape::ValueShape>(
+              format.values, page, slot, count,
+              stage + Shape::values + static_cast<SharedOffset>(16 * part * Shape::ValueShape::pitch));
+        }
+      } else {
+        copy_rows<typename Shape::KeyShape>(format.keys, stage + Shape::keys);
+        copy_rows<typename Shape::ValueShape>(format.values, stage + Shape::values);
+      }
+      key_param_ = read_param<typename Shape::KeyShape>(format.key_params);
+      value_param_ = read_param<typename Shape::ValueShape>(format.value_params);
+      holds_params_ = true;
+      next_ += stride_;
+      look_up();
+    }
+    ctx_.cp_async_commit();
+  }
+
+ private:
+  /// Where the next tile's tokens are; a lane each.
+  KVF_INLINE KVF_HD void look_up() {
+    const int at = next_ + ctx_.lane();
+    entry_ = -1;
+    slot_ = position_ = 0;
+    if (ctx_.lane() >= Shape::tokens || at >= end_) return;
+    const int i = page_shift_ >= 0 ? at >> page_shift_ : at / page_tokens_;
+    slot_ = at - i * page_tokens_;
+    const std::int64_t entry = first_entry_ + i;
+    if (!batch_.entry_tokens || slot_ < ctx_.load(batch_.entry_tokens + entry))
+      entry_ = ctx_.load(batch_.table.entries + entry);
+    position_ = at;
+    if (batch_.slot_pos)
+      position_ = ctx_.load(batch_.slot_pos + entry * page_tokens_ + slot_);
+    else if (batch_.entry_pos)
+      position_ = ctx_.load(batch_.entry_pos + entry) + slot_;
+  }
+
+  /// Sixteen tokens of one page, the first `count` of them; zeros for the others.
+  template <class Side>
+  KVF_INLINE KVF_HD void copy_run(const PlaneView& plane, PageId page, int slot, int count, SharedOffset to) {
+    const std::byte* from = count == 0 ? plane.base : plane.tile(page, head_) + slot * plane.slot_stride;
+    if (count == 16)
+      copy_units<Side, true>(from, plane.slot_stride, to, count);
+    else
+      copy_units<Side, false>(from, plane.slot_stride, to, count);
+  }
+  template <class Side, bool All>
+  KVF_INLINE KVF_HD void copy_units(const std::byte* from, std::int64_t stride, SharedOffset to, int count) {
+    constexpr int units = Side::row_bytes / Side::unit, copies = (16 * units + warp_size - 1) / warp_size;
+    if constexpr (warp_size % units == 0) {
+      // A lane copies the same part of every so many rows: one address, and steps.
+      constexpr int rows = warp_size / units;
+      const int first = ctx_.lane() / units, unit = ctx_.lane() % units;
+      from += first * stride + unit * Side::unit;
+      to += static_cast<SharedOffset>(first * Side::pitch + unit * Side::unit);
+      KVF_UNROLLED (i, copies) {
+        copy<Side, All>(to + static_cast<SharedOffset>(i * rows * Side::pitch), from,
+                        first + i * rows < count);
+        from += rows * stride;
+      }
+    } else {
+      KVF_UNROLLED (i, copies) {
+        const int index = i * warp_size + ctx_.lane(), row = index / units, unit = index % units;
+        if (16 * units % warp_size == 0 || index < 16 * units)
+          copy<Side, All>(to + static_cast<SharedOffset>(row * Side::pitch + unit * Side::unit),
+                          from + row * stride + unit * Side::unit, row < count);
+      }
+    }
+  }
+  template <class Side, bool All>
+  KVF_INLINE KVF_HD void copy(SharedOffset to, const std::byte* from, bool valid) {
+    if constexpr (All)
+      ctx_.template cp_async<Side::unit>(to, from);
+    else
+      ctx_.template cp_async<Side::unit>(to, from, valid);
+  }
+
+  /// All tokens of the tile, each from a page of its own.
+  template <class Side>
+  KVF_INLINE KVF_HD void copy_rows(const PlaneView& plane, SharedOffset to) {
+    constexpr int units = Side::row_bytes / Side::unit, all = Shape::tokens * units;
+    const std::byte* from = plane.base + head_ * plane.head_stride;
+    KVF_NO_UNROLL
+    for (int first = 0; first < all; first += warp_size) {
+      const int index = first + ctx_.lane(), row = index / units, unit = index % units;
+      const int entry = ctx_.shfl(entry_, row % warp_size), slot = ctx_.shfl(slot_, row % warp_size);
+      if (index >= all) break;
+      ctx_.template cp_async<Side::unit>(
+          to + static_cast<SharedOffset>(row * Side::pitch + unit * Side::unit),
+          from + (entry < 0 ? 0 : entry * plane.page_stride + slot * plane.slot_stride) + unit * Side::unit,
+          entry >= 0);
+    }
+  }
+
+  /// The lane's token's parameters: on their way while the next load() is not there.
+  template <class Side>
+  KVF_INLINE KVF_HD std::uint32_t read_param(const PlaneView& plane) {
+    if constexpr (Side::param_bytes == 0) {
+      return 0;
+    } else {
+      if (entry_ < 0) return 0;
+      const std::byte* from =
+          plane.base + entry_ * plane.page_stride + head_ * plane.head_stride + slot_ * plane.slot_stride;
+      if constexpr (Side::param_bytes == 2)
+        return ctx_.load(reinterpret_cast<const std::uint16_t*>(from));
+      else
+        return ctx_.load(reinterpret_cast<const std::uint32_t*>(from));
+    }
+  }
+  KVF_INLINE KVF_HD void keep_params() {
+    if (!holds_params_) return;
+    holds_params_ = false;
+    if (ctx_.lane() >= Shape::tokens) return;
+    const auto at = static_cast<SharedOffset>(ctx_.lane() * 4);
+    if constexpr (Shape::KeyShape::param_bytes > 0)
+      ctx_.store_shared(stage_ + Shape::key_params + at, key_param_);
+    if constexpr (Shape::ValueShape::param_bytes > 0)
+      ctx_.store_shared(stage_ + Shape::value_params + at, value_param_);
+  }
+
+  Ctx& ctx_;
+  const PagedView<Layout, Quant>& view_;
+  const BatchView& batch_;
+  const std::int64_t first_entry_;
+  const int head_;
+  const int page_tokens_;
+  const bool in_runs_;    ///< sixteen tokens of a tile are of one page
+  const int page_shift_;  ///< of a power of two; else -1
+  const int stride_;
+  const int end_;
+
+  int next_;
+  // Of the next tile.
+  std::int32_t entry_ = -1;
+  std::int32_t slot_ = 0;
+  std::int32_t position_ = 0;
+  // Of the last one.
+  std::uint32_t key_param_ = 0;
+  std::uint32_t value_param_ = 0;
+  SharedOffset stage_ = 0;
+  bool holds_params_ = false;
+};
+
+}  // namespace kvfolia::inline KVF_ABI::cuda::detail

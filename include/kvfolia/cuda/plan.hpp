@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// How many blocks a batch's attention takes on a GPU, and how much workspace: arithmetic on the host, on
+// what an engine knows there.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kvfolia/core/attend_args.hpp"
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/error.hpp"
+#include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/cuda/decode_args.hpp"
+#include "kvfolia/cuda/decode_shape.hpp"
+#include "kvfolia/layout/orders.hpp"
+
+namespace kvfolia::inline KVF_ABI::cuda {
+
+/// Bounds of the batches that a plan serves: a graph that was captured with it may be replayed for any batch
+/// within them, lengths are read on the device.
+struct AttendConfig {
+  int query_heads = 0;
+  std::int32_t rows = 0;
+  std::int32_t queries = 0;      ///< of all rows
+  std::int32_t row_queries = 1;  ///< of any row, at most
+  std::int32_t row_slots = 0;    ///< table slots of any row, at most: its length, or, with entry_tokens, its
+                                 ///< entries times page_tokens
+  int split_tokens = default_split_tokens;  ///< a multiple of 128; results depend on it
+};
+
+struct Grid {
+  int x = 0;
+  int y = 0;
+  int z = 0;
+};
+
+/// What attend() launches. Trivially copyable; keeps no pointer.
+struct AttendPlan {
+  AttendConfig config{};
+  int kv_heads = 0;
+  int value_dim = 0;
+  int tiles = 1;          ///< of eight columns that a block has
+  int column_blocks = 1;  ///< blocks that share a row's columns of a KV head
+  int splits = 0;         ///< of the longest row
+
+  Grid decode_grid(std::int32_t rows) const { return {splits, kv_heads * column_blocks, rows}; }
+  Grid merge_grid(std::int32_t rows) const { return {config.query_heads, config.row_queries, rows}; }
+  std::int64_t states() const { return std::int64_t{config.queries} * config.query_heads * splits; }
+
+  /// Exactly what attend() needs, aligned to 16 bytes.
+  std::size_t workspace_bytes() const {
+    return static_cast<std::size_t>(states()) * (static_cast<std::size_t>(value_dim) + 1) * sizeof(float);
+  }
+};
+
+/// Whether attend() can do it: the same answer at compile time and at run time.
+template <class Layout, class Quant>
+constexpr bool supported(int query_heads, int kv_heads) {
+  constexpr auto has_dims = [](int dims) {
+    for (const int known : {64, 80, 96, 112, 128, 192, 256})
+      if (dims == known) return true;
+    return false;
+  };
+  if constexpr (Layout::shares_key_value || is_mixed<Quant>)
+    return false;
+  else
+    return std::is_same_v<typename Layout::KeyOrder, SlotMajor> &&
+           std::is_same_v<typename Layout::ValueOrder, SlotMajor> && has_dims(Layout::key_dim) &&
+           has_dims(Layout::value_dim) && detail::reads_side<KeySide<Quant>, Layout::key_dim>() &&
+           detail::reads_side<ValueSide<Quant>, Layout::value_dim>() && kv_heads > 0 && query_heads > 0 &&
+           query_heads % kv_heads == 0;
+}
+
+/// Plans attend() for all layers of this shape.
+template <class Layout, class Quant>
+Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const AttendConfig& config) noexcept {
+  using kvfolia::detail::bad_argument;
+  if (!supported<Layout, Quant>(config.query_heads, view.kv_heads))
+    return Error{Errc::unsupported, "config.query_heads, layout or quantizer", config.query_heads,
+                 view.kv_heads};
+  if (config.rows < 0) return bad_argument("config.rows", config.rows);
+  if (config.queries < 0) return bad_argument("config.queries", config.queries);
+  if (config.row_queries < 1) return bad_argument("config.row_queries", config.row_queries, 1);
+  if (config.row_slots < 0) return bad_argument("config.row_slots", config.row_slots);
+  if (config.split_tokens < 128 || config.split_tokens % 128 != 0)
+    return bad_argument("config.split_tokens", config.split_tokens, 128);
+  AttendPlan plan;
+  plan.config = config;
+  plan.kv_heads = view.kv_heads;
+  plan.value_dim = Layout::value_dim;
+  const std::int64_t columns = std::int64_t{config.row_queries} * (config.query_heads / view.kv_heads);
+  // Two tiles take registers that 256 dims need themselves.
+  plan.tiles = columns > 8 && Layout::key_dim <= 128 ? 2 : 1;
+  const std::int64_t blocks = (columns + 8 * plan.tiles - 1) / (8 * plan.tiles);
+  plan.splits =
+      static_cast<int>((std::int64_t{config.row_slots} + config.split_tokens - 1) / config.split_tokens);
+  constexpr std::int64_t most_blocks = 65535;  // of a grid's second and third dimension
+  if (blocks * view.kv_heads > most_blocks)
+    return bad_argument("config.row_queries (blocks)", blocks * view.kv_heads, most_blocks);
+  if (config.rows > most_blocks) return bad_argument("config.rows", config.rows, most_blocks);
+  if (config.row_queries > most_blocks)
+    return bad_argument("config.row_queries", config.row_queries, most_blocks);
+  plan.column_blocks = static_cast<int>(blocks);
+  return plan;
+}
+
+namespace detail {
+
+/// Whether a kernel without windows, custom masks, soft-caps and slopes will do.
+inline bool is_plain(const AttendArgs& args, Window window) {
+  return window.left < 0 && !args.mask.bits && args.soft_cap <= 0.0f && !args.alibi_slopes;
+}
+
+/// Everything attend() could be given wrongly that the host can see.
+template <class Layout, class Quant>
+Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
+                      const AttendPlan& plan, std::size_t workspace_bytes) {
+  using kvfolia::detail::bad_argument;
+  if (auto ok = validate(view); !ok) return ok;
+  if (plan.kv_heads != view.kv_heads || plan.value_dim != Layout::value_dim)
+    return bad_argument("plan (made for another view)");
+  if (batch.rows > plan.config.rows) return bad_argument("batch.rows", batch.rows, plan.config.rows);
+  if (!batch.query_indptr && batch.rows > plan.config.queries)
+    return bad_argument("batch.rows (queries)", batch.rows, plan.config.queries);
+  if (batch.rows > 0 && !batch.lengths && !(batch.last_page_tokens && batch.table.indptr))
+    return bad_argument("batch.lengths");
+  if (batch.entry_tokens && !batch.table.indptr)
+    return bad_argument("batch.table.indptr (entry_tokens needs it)");
+  if ((batch.entry_pos || batch.slot_pos || batch.entry_tokens) && !batch.query_pos)
+    return bad_argument("batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
+  const auto aligned = [](const PlaneView& plane, std::int64_t to) {
+    return reinterpret_cast<std::uintptr_t>(plane.base) % static_cast<std::uintptr_t>(to) == 0 &&
+           plane.page_stride % to == 0 && plane.head_stride % to == 0 && plane.slot_stride % to == 0;
+  };
+  using Keys = SideShape<KeySide<Quant>, Layout::key_dim>;
+  using Values = SideShape<ValueSide<Quant>, Layout::value_dim>;
+  const FormatView& format = view.formats[coded_format];
+  if (!aligned(format.keys, Keys::unit)) return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
+  if (!aligned(format.values, Values::unit))
+    return bad_argument("view.formats.values (alignment)", 0, Values::unit);
+  if (Keys::param_bytes > 0 && !aligned(format.key_params, Keys::param_bytes))
+    return bad_argument("view.formats.key_params (alignment)", 0, Keys::param_bytes);
+  if (Values::param_bytes > 0 && !aligned(format.value_params, Values::param_bytes))
+    return bad_argument("view.formats.value_params (alignment)", 0, Values::param_bytes);
+  if (!args.queries.data) return bad_argument("args.queries");
+  if (!args.out.data) return bad_argument("args.out");
+  if (args.partial && args.out.type != DType::fp32)
+    return bad_argument("args.out (partial results are float)");
+  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  if (workspace_bytes < plan.workspace_bytes())
+    return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),
+                 static_cast<std::int64_t>(workspace_bytes)};
+  return {};
+}
+
+/// What both kernels are launched with.
+template <class Layout, class Quant>
+DecodeArgs<Layout, Quant> decode_args(const PagedView<Layout, Quant>& view, const BatchView& batch,
+                                      const AttendArgs& args, const AttendPlan& plan, float* workspace) {
+  const float scale =
+      args.scale != 0.0f ? args.scale : 1.0f / __builtin_sqrtf(static_cast<float>(Layout::key_dim));
+  return {view,
+          batch,
+          args,
+          {workspace, workspace + plan.states() * plan.value_dim, plan.splits},
+          plan.config.query_heads,
+          plan.config.split_tokens,
+          plan.column_blocks,
+          scale};
+}
+
+}  // namespace detail
+}  // namespace kvfolia::inline KVF_ABI::cuda

@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// What the general kernel does beside: masks, positions, scores that are bent, and results that are merged.
+
+#include "simt/decode_scenario.hpp"
+#include "support/hand.hpp"
+
+using namespace kvfolia_tests;
+
+namespace {
+
+using Layout = Gqa<64, 16>;
+using Cache = PagedCache<Layout, Int8>;
+
+/// Two sequences: five queries behind 40 tokens, and one behind 600.
+struct Small {
+  static constexpr int heads = 6;
+  Cache cache{CacheConfig{.shape = {1, 2, dynamic}, .pages = 64}};
+  Random random{7};
+  Batch batch;
+  kvfolia_tests::Attention a;
+
+  Small() : batch(prepare()), a(kvfolia_tests::Attention::make<Layout>(random, batch.tokens(), heads)) {}
+
+  Batch prepare() {
+    poison(cache);
+    Step step = cache.begin_step();
+    const SeqId first = *step.create(), second = *step.create();
+    REQUIRE((step.extend(first, 40) && step.extend(second, 600)));
+    run_step(cache, std::move(step), random);
+    Step next = cache.begin_step();
+    REQUIRE((next.extend(first, 5) && next.extend(second, 1)));
+    return run_step(cache, std::move(next), random);
+  }
+  PagedView<Layout, Int8> view() const { return cache.view(LayerId{0}); }
+
+  void check(const PagedView<Layout, Int8>& v) {
+    const auto expected = ref::attend(v, batch, a.args, heads);
+    REQUIRE(expected);
+    const auto plan = cuda::plan_attend(v, simt::config_of(batch, v.page_tokens, heads));
+    REQUIRE(plan);
+    std::fill(a.out.begin(), a.out.end(), NAN);
+    simt::attend(v, batch, a.args, *plan, 1);
+    check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  }
+  void check() { check(view()); }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Small, "several queries of a row see what is in front of them, on a GPU") { check(); }
+
+TEST_CASE_METHOD(Small, "without a causal mask queries see all, on a GPU") {
+  a.args.causal = false;
+  check();
+}
+TEST_CASE_METHOD(Small, "an own scale agrees with ref, on a GPU") {
+  a.args.scale = 0.3f;
+  check();
+}
+TEST_CASE_METHOD(Small, "soft-cap agrees with ref, on a GPU") {
+  a.args.soft_cap = 1.5f;
+  check();
+}
+TEST_CASE_METHOD(Small, "ALiBi slopes agree with ref, on a GPU") {
+  const float slopes[heads] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.0f, 1.0f};
+  a.args.alibi_slopes = slopes;
+  check();
+}
+TEST_CASE_METHOD(Small, "sink logits join the denominator only, on a GPU") {
+  const float sinks[heads] = {-2.0f, 0.0f, 1.0f, 4.0f, 30.0f, -100.0f};
+  a.args.sink_logits = sinks;
+  check();
+  a.args.partial = true;
+  check();
+}
+TEST_CASE_METHOD(Small, "windows agree with ref, on a GPU") {
+  for (const Window window : {Window{0, 0}, Window{3, 0}, Window{20, 4}, Window{300, 17}}) {
+    auto v = view();
+    v.window = window;
+    check(v);
+  }
+}
+TEST_CASE_METHOD(Small, "a custom mask agrees with ref, on a GPU") {
+  std::vector<std::uint8_t> bits(std::size_t{1} << 20);
+  for (auto& byte : bits) byte = static_cast<std::uint8_t>(random.next());
+  const std::int64_t offsets[] = {3, 1000};
+  a.args.mask = {bits.data(), offsets};
+  check();
+}
+TEST_CASE_METHOD(Small, "results are rounded to what the engine wants, on a GPU") {
+  std::vector<fp16> half(a.out.size());
+  const Tensor floats = a.args.out;
+  check();
+  a.args.out = {half.data(), floats.token_stride, floats.head_stride};
+  const auto plan = cuda::plan_attend(view(), simt::config_of(batch, 16, heads));
+  REQUIRE(plan);
+  simt::attend(view(), BatchView(batch), a.args, *plan, 2);
+  for (std::size_t i = 0; i < half.size(); ++i) REQUIRE(half[i].bits == fp16(a.out[i]).bits);
+}
+
+TEST_CASE_METHOD(Small, "a plan serves smaller batches, and says what is beyond it") {
+  auto config = simt::config_of(batch, 16, heads);
+  config.rows += 3;
+  config.row_slots += 5000;
+  config.queries += 10;
+  const auto plan = cuda::plan_attend(view(), config);
+  REQUIRE(plan);
+  const auto expected = ref::attend(view(), BatchView(batch), a.args, heads);
+  simt::attend(view(), BatchView(batch), a.args, *plan, 3);
+  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  config.rows = 1;
+  const auto small = cuda::plan_attend(view(), config);
+  REQUIRE(small);
+  const auto refused = cuda::detail::check_attend(view(), batch, a.args, *small, small->workspace_bytes());
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().subject == std::string("batch.rows"));
+}
+
+TEST_CASE("rows without keys get 0 and minus infinity, on a GPU") {
+  Cache cache(CacheConfig{.shape = {1, 1, dynamic}, .pages = 8});
+  Random random(1);
+  poison(cache);
+  Step step = cache.begin_step();
+  const SeqId sequence = *step.create();
+  REQUIRE(step.extend(sequence, 1));
+  const Batch batch = run_step(cache, std::move(step), random);
+  BatchView two{};
+  const std::int32_t lengths[] = {0, 1}, indptr[] = {0, 0, 1}, queries[] = {0, 1, 2};
+  two.rows = 2;
+  two.lengths = lengths;
+  two.table.indptr = indptr;
+  two.query_indptr = queries;
+  two.table.entries = BatchView(batch).table.entries;
+  kvfolia_tests::Attention a = kvfolia_tests::Attention::make<Layout>(random, 2, 1);
+  const auto view = cache.view(LayerId{0});
+  const auto expected = ref::attend(view, two, a.args, 1);
+  REQUIRE(expected);
+  const auto plan = cuda::plan_attend(view, simt::config_of(two, 16, 1));
+  REQUIRE(plan);
+  simt::attend(view, two, a.args, *plan, 1);
+  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  CHECK(a.out[0] == 0.0f);
+  CHECK(a.lse[0].value == -INFINITY);
+}
