@@ -18,6 +18,13 @@ struct fp16 {
   fp16() = default;
   KVF_INLINE KVF_HD constexpr explicit fp16(float value) : bits(round_bits(value)) {}
   KVF_INLINE KVF_HD constexpr explicit operator float() const {
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {  // the same number; of NaN the GPU has but one
+      float wide;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+      return wide;
+    }
+#endif
     // Masks rather than branches, so that a loop over values vectorises.
     const std::uint32_t magnitude = bits & 0x7fffu;
     const std::uint32_t special = magnitude >= 0x7c00u ? ~0u : 0u;

@@ -24,7 +24,7 @@ namespace kvfolia::inline KVF_ABI::cuda {
 namespace detail {
 
 template <class Layout, class Quant, int Tiles, bool General>
-__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles>::threads, Tiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles>::threads, DecodeShape<Layout, Quant, Tiles>::blocks)
     decode_kernel(const __grid_constant__ DecodeArgs<Layout, Quant> args) {
   DeviceContext ctx;
   decode<Layout, Quant, Tiles, General>(ctx, args);

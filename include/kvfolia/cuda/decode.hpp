@@ -16,6 +16,7 @@
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
 #include "kvfolia/cuda/decode_exact.hpp"
+#include "kvfolia/cuda/decode_masks.hpp"
 #include "kvfolia/cuda/decode_queries.hpp"
 #include "kvfolia/cuda/decode_results.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
@@ -41,8 +42,7 @@ class DecodeBlock {
         row_(row),
         columns_{args, row, kv_head, first_column},
         line_(ctx.lane() / 4),
-        quad_(ctx.lane() % 4),
-        inverse_cap_(args.args.soft_cap > 0.0f ? Ctx::reciprocal(args.args.soft_cap) : 0.0f) {}
+        quad_(ctx.lane() % 4) {}
 
   /// Writes the split's results of all its columns.
   KVF_INLINE KVF_HD void run(int split) {
@@ -98,22 +98,13 @@ class DecodeBlock {
       }
       KVF_UNROLLED (i, 2) {
         const int column = 8 * tile + 2 * quad_ + i;
-        scales_[tile][i] = queries.scale(column);
-        if constexpr (!General) scales_[tile][i] *= log2_e;
-        if constexpr (Shape::key_offset) sums_[tile][i] = queries.sum(column);
-        const std::int32_t position = row_.position + columns_.query(column);
-        // No token's position, -1, is the largest of all.
-        seen_[tile][i] = !args_.args.causal ? 0x80000000u
-                         : position < 0     ? 0u
-                                            : static_cast<std::uint32_t>(position) + 1u;
-        if constexpr (General) {
-          positions_[tile][i] = position;
-          const float* slopes = args_.args.alibi_slopes;
-          slopes_[tile][i] =
-              slopes && columns_.exists(column) ? ctx_.load(slopes + columns_.head(column)) : 0.0f;
+        rules_[tile][i] = column_rules<General>(ctx_, columns_, column, queries.scale(column));
+        if constexpr (Shape::key_offset) {
+          KVF_UNROLLED (group, KeyShape::groups) sums_[tile][group][i] = queries.sum(column, group);
         }
         maxima_[tile][i] = minus_infinity();
-        weights_[tile][i] = offsets_[tile][i] = 0.0f;
+        weights_[tile][i] = 0.0f;
+        KVF_UNROLLED (group, ValueShape::groups) offsets_[tile][group][i] = 0.0f;
       }
       KVF_UNROLLED (t, Shape::value_tiles) {
         KVF_UNROLLED (i, 4) out_[tile][t][i] = 0.0f;
@@ -157,27 +148,17 @@ class DecodeBlock {
     rescale(largest);
 
     KVF_UNROLLED (part, Shape::parts) {
-      // Weights, as the columns of the second product.
-      std::uint32_t operands[Tiles][2], exact_operands[Tiles][2];
-      KVF_UNROLLED (half, 2) {
-        const TokenFacts& token = tokens[part][half];
-        KVF_UNROLLED (tile, Tiles) {
-          float weights[2];
-          KVF_UNROLLED (i, 2) {
-            weights[i] = Ctx::exp2(scores[tile][part][2 * half + i] - bases_[tile][i]);
-            float weight = weights[i];
-            if constexpr (Shape::value_scale) weight *= token.inverse_value_scale;
-            weights_[tile][i] += weight;
-            if constexpr (Shape::value_offset) offsets_[tile][i] += weight * token.value_offset;
-          }
-          const std::uint32_t word = pack<Ctx, value_bf16>(weights[0], weights[1]);
-          operands[tile][half] = ctx_.movmatrix(token.exact ? 0 : word);
-          if (has_exact[part]) exact_operands[tile][half] = ctx_.movmatrix(token.exact ? word : 0);
+      float weights[Tiles][4];
+      KVF_UNROLLED (tile, Tiles)
+        KVF_UNROLLED (i, 4) {
+          weights[tile][i] = Ctx::exp2(scores[tile][part][i] - bases_[tile][i % 2]);
+          weights_[tile][i % 2] += Shape::value_scale
+                                       ? weights[tile][i] * tokens[part][i / 2].inverse_value_scale
+                                       : weights[tile][i];
         }
-      }
-      multiply_values(stage, part, operands);
+      multiply_values(stage, part, tokens[part], weights);
       if constexpr (Shape::several_formats)
-        if (has_exact[part]) multiply_exact_values(stage, part, exact_operands);
+        if (has_exact[part]) multiply_exact_values(stage, part, tokens[part], weights);
     }
   }
 
@@ -188,15 +169,22 @@ class DecodeBlock {
     const SharedOffset lane_row =
         stage + Shape::keys + static_cast<SharedOffset>((16 * part + ctx_.lane() % 16) * KeyShape::pitch) +
         static_cast<SharedOffset>(ctx_.lane() / 16 * 16);
+    float sums[Tiles][4];  // of a group
     KVF_UNROLL
     for (int chunk = 0; chunk < KeyShape::chunks; chunk += 2) {
       std::uint32_t words[4];  // rows 0 to 7 and 8 to 15 of a chunk, then of the next one
       ctx_.ldmatrix_x4(words, lane_row + static_cast<SharedOffset>(chunk * 16));
       if constexpr (kind_bits(kind) == 16) {
-        multiply(chunk / 2, words, scores, part);
+        KVF_UNROLLED (tile, Tiles) multiply(scores[tile][part], chunk / 2, words, tile);
       } else {
         KVF_UNROLLED (c, 2) {
           constexpr int pairs = pairs_per_register(kind);
+          const int group = (chunk + c) / KeyShape::group_chunks;
+          if (group >= KeyShape::groups) continue;
+          if ((chunk + c) % KeyShape::group_chunks == 0) {
+            KVF_UNROLLED (tile, Tiles)
+              KVF_UNROLLED (i, 4) sums[tile][i] = 0.0f;
+          }
           std::uint32_t upper[pairs], lower[pairs];
           unpack<Ctx, kind, false>(words[2 * c], upper);
           unpack<Ctx, kind, false>(words[2 * c + 1], lower);
@@ -204,21 +192,36 @@ class DecodeBlock {
             const int step = (chunk + c) * (pairs / 2) + i;
             if (step >= KeyShape::steps) continue;
             const std::uint32_t a[4] = {upper[2 * i], lower[2 * i], upper[2 * i + 1], lower[2 * i + 1]};
-            multiply(step, a, scores, part);
+            KVF_UNROLLED (tile, Tiles) multiply(sums[tile], step, a, tile);
           }
+          if ((chunk + c + 1) % KeyShape::group_chunks == 0 || chunk + c + 1 == KeyShape::chunks)
+            add_group(stage, part, group, sums, scores);
         }
       }
     }
   }
-  KVF_INLINE KVF_HD void multiply(int step, const std::uint32_t (&a)[4],
-                                  float (&scores)[Tiles][Shape::parts][4], int part) {
-    KVF_UNROLLED (tile, Tiles) {
-      if constexpr (key_bf16) {
-        ctx_.mma_bf16(scores[tile][part], a, queries_[tile][step]);
-        if (args_.args.queries.type != DType::bf16) ctx_.mma_bf16(scores[tile][part], a, rests_[tile][step]);
-      } else {
-        ctx_.mma_fp16(scores[tile][part], a, queries_[tile][step]);
-      }
+  /// sums += a step's products, of one tile of columns.
+  KVF_INLINE KVF_HD void multiply(float (&sums)[4], int step, const std::uint32_t (&a)[4], int tile) {
+    if constexpr (key_bf16) {
+      ctx_.mma_bf16(sums, a, queries_[tile][step]);
+      if (args_.args.queries.type != DType::bf16) ctx_.mma_bf16(sums, a, rests_[tile][step]);
+    } else {
+      ctx_.mma_fp16(sums, a, queries_[tile][step]);
+    }
+  }
+  /// scores += a group's sums of products with codes, as products with keys.
+  KVF_INLINE KVF_HD void add_group(SharedOffset stage, int part, int group, const float (&sums)[Tiles][4],
+                                   float (&scores)[Tiles][Shape::parts][4]) {
+    KVF_UNROLLED (half, 2) {
+      const GroupParams p =
+          read_group<KeyShape>(ctx_, key_side(format_quant<coded_format>(args_.view.quant)),
+                               stage + Shape::key_params, 16 * part + 8 * half + line_, group);
+      KVF_UNROLLED (tile, Tiles)
+        KVF_UNROLLED (i, 2) {
+          float& score = scores[tile][part][2 * half + i];
+          score += p.scale * sums[tile][2 * half + i];
+          if constexpr (Shape::key_offset) score += p.offset * sums_[tile][group][i];
+        }
     }
   }
 
@@ -242,8 +245,12 @@ class DecodeBlock {
     }
   }
   /// The same for values. Sums go round: a loop can have its next one in the same registers.
-  KVF_INLINE KVF_HD void multiply_exact_values(SharedOffset stage, int part,
-                                               const std::uint32_t (&operands)[Tiles][2]) {
+  KVF_INLINE KVF_HD void multiply_exact_values(SharedOffset stage, int part, const TokenFacts (&tokens)[2],
+                                               const float (&weights)[Tiles][4]) {
+    std::uint32_t operands[Tiles][2];
+    KVF_UNROLLED (tile, Tiles)
+      KVF_UNROLLED (half, 2)
+        operands[tile][half] = operand(weights[tile], half, tokens[half].exact ? 1.0f : 0.0f);
     ExactTokens<Ctx, Layout, Quant, Shape> exact(ctx_, args_.view, columns_.kv_head, stage, part);
     KVF_NO_UNROLL
     for (int t = 0; t < Shape::value_tiles; ++t) {
@@ -260,39 +267,15 @@ class DecodeBlock {
     }
   }
 
-  /// A token's sums of products become scores, to base 2; -infinity where they are not seen.
+  /// A token's products with queries become scores, to base 2; -infinity where they are not seen.
   KVF_INLINE KVF_HD void finish_scores(const TokenFacts& token, int part, int half,
                                        float (&scores)[Tiles][Shape::parts][4]) {
     KVF_UNROLLED (tile, Tiles)
       KVF_UNROLLED (i, 2) {
         float& score = scores[tile][part][2 * half + i];
-        if constexpr (Shape::key_scale) score *= token.key_scale;
-        if constexpr (Shape::key_offset) score += token.key_offset * sums_[tile][i];
-        score *= scales_[tile][i];
-        if constexpr (General) {
-          if (args_.args.soft_cap > 0.0f) score = capped(score);
-          score += slopes_[tile][i] * static_cast<float>(token.position - positions_[tile][i]);
-          score *= log2_e;
-          if (!sees(8 * tile + 2 * quad_ + i, positions_[tile][i], token.position)) score = minus_infinity();
-        } else {
-          if (static_cast<std::uint32_t>(token.position) >= seen_[tile][i]) score = minus_infinity();
-        }
+        score = finish_score<General>(ctx_, columns_, rules_[tile][i], 8 * tile + 2 * quad_ + i, score,
+                                      token.position);
       }
-  }
-
-  /// soft_cap * tanh(score / soft_cap), as 1 - 2 / (1 + e^2x).
-  KVF_INLINE KVF_HD float capped(float score) const {
-    const float cap = args_.args.soft_cap;
-    return cap - 2.0f * cap * Ctx::reciprocal(1.0f + Ctx::exp2(score * (2.0f * log2_e) * inverse_cap_));
-  }
-  KVF_INLINE KVF_HD bool sees(int column, std::int32_t query, std::int32_t key) {
-    if (key < 0 || (args_.args.causal && key > query) || !args_.view.window.sees(query, key)) return false;
-    const CustomMask& mask = args_.args.mask;
-    if (!mask.bits || !columns_.exists(column)) return true;
-    const std::int64_t keys = std::int64_t{row_.position} + row_.queries;
-    if (key >= keys) return false;
-    const std::int64_t bit = columns_.query(column) * keys + key;
-    return (ctx_.load(mask.bits + ctx_.load(mask.row_offset + ctx_.block_z()) + bit / 8) >> bit % 8 & 1) != 0;
   }
 
   /// Raises maxima, where they rose, and brings down what is weighted by the old ones.
@@ -313,7 +296,7 @@ class DecodeBlock {
         maxima_[tile][i] = now;
         bases_[tile][i] = now == minus_infinity() ? 0.0f : now - weight_exponent;
         weights_[tile][i] *= factor;
-        offsets_[tile][i] *= factor;
+        KVF_UNROLLED (group, ValueShape::groups) offsets_[tile][group][i] *= factor;
         KVF_UNROLLED (t, Shape::value_tiles) {
           out_[tile][t][i] *= factor;
           out_[tile][t][2 + i] *= factor;
@@ -322,12 +305,13 @@ class DecodeBlock {
   }
 
   /// out += sixteen tokens' values times weights.
-  KVF_INLINE KVF_HD void multiply_values(SharedOffset stage, int part,
-                                         const std::uint32_t (&operands)[Tiles][2]) {
+  KVF_INLINE KVF_HD void multiply_values(SharedOffset stage, int part, const TokenFacts (&tokens)[2],
+                                         const float (&weights)[Tiles][4]) {
     constexpr CodeKind kind = ValueShape::kind;
     constexpr bool wide = kind_bits(kind) == 16;
     // Of wide codes two chunks of eight tokens, then of the next eight; of others two times eight tokens of a
     // chunk, then of the next one.
+    std::uint32_t operands[Tiles][2];
     const int lane = ctx_.lane(), row = wide ? lane % 8 + lane / 16 * 8 : lane % 16;
     const int chunk_of_lane = wide ? lane / 8 % 2 : lane / 16;
     const SharedOffset lane_row = stage + Shape::values +
@@ -336,12 +320,17 @@ class DecodeBlock {
     KVF_UNROLL
     for (int chunk = 0; chunk < ValueShape::chunks; chunk += 2) {
       std::uint32_t words[4];
+      if (chunk == 0) weigh_group(stage, part, 0, tokens, weights, operands);
       ctx_.ldmatrix_x4_trans(words, lane_row + static_cast<SharedOffset>(chunk * 16));
       if constexpr (wide) {
         accumulate(chunk / 2, words, operands);
       } else {
         KVF_UNROLLED (c, 2) {
           constexpr int pairs = pairs_per_register(kind);
+          const int group = (chunk + c) / ValueShape::group_chunks;
+          if (group >= ValueShape::groups) continue;
+          if (chunk + c > 0 && (chunk + c) % ValueShape::group_chunks == 0)
+            weigh_group(stage, part, group, tokens, weights, operands);
           std::uint32_t first[pairs], second[pairs];  // eight tokens, the next eight
           unpack<Ctx, kind, true>(words[2 * c], first);
           unpack<Ctx, kind, true>(words[2 * c + 1], second);
@@ -352,6 +341,29 @@ class DecodeBlock {
         }
       }
     }
+  }
+  /// Weights times scales of a group of values, as operands; the group's offsets are added up beside.
+  KVF_INLINE KVF_HD void weigh_group(SharedOffset stage, int part, int group, const TokenFacts (&tokens)[2],
+                                     const float (&weights)[Tiles][4], std::uint32_t (&operands)[Tiles][2]) {
+    KVF_UNROLLED (half, 2) {
+      const TokenFacts& token = tokens[half];
+      GroupParams p;
+      if constexpr (Shape::value_scale || Shape::value_offset)
+        p = read_group<ValueShape>(ctx_, value_side(format_quant<coded_format>(args_.view.quant)),
+                                   stage + Shape::value_params, 16 * part + 8 * half + line_, group);
+      // Weights have the largest group's scale already.
+      const float ratio = ValueShape::groups == 1 ? 1.0f : p.scale * token.inverse_value_scale;
+      KVF_UNROLLED (tile, Tiles) {
+        operands[tile][half] = operand(weights[tile], half, token.exact ? 0.0f : ratio);
+        if constexpr (Shape::value_offset)
+          KVF_UNROLLED (i, 2)
+            offsets_[tile][group][i] += weights[tile][2 * half + i] * token.inverse_value_scale * p.offset;
+      }
+    }
+  }
+  /// Eight tokens' weights times something, as the columns of the second product.
+  KVF_INLINE KVF_HD std::uint32_t operand(const float (&weights)[4], int half, float factor) {
+    return ctx_.movmatrix(pack<Ctx, value_bf16>(weights[2 * half] * factor, weights[2 * half + 1] * factor));
   }
   KVF_INLINE KVF_HD void accumulate(int t, const std::uint32_t (&a)[4],
                                     const std::uint32_t (&operands)[Tiles][2]) {
@@ -370,15 +382,18 @@ class DecodeBlock {
     ctx_.sync();
     KVF_UNROLLED (tile, Tiles)
       KVF_UNROLLED (i, 2) {
-        float weight = weights_[tile][i], offset = offsets_[tile][i];
-        KVF_UNROLL
-        for (int mask = 4; mask <= 16; mask *= 2) {
-          weight += ctx_.shfl_xor(weight, mask);
-          if constexpr (Shape::value_offset) offset += ctx_.shfl_xor(offset, mask);
+        const float weight = sum_of_lines(weights_[tile][i]);
+        if constexpr (Shape::value_offset) {
+          KVF_UNROLLED (group, ValueShape::groups)
+            offsets_[tile][group][i] = sum_of_lines(offsets_[tile][group][i]);
         }
         const int row = ctx_.warp() * Shape::columns + 8 * tile + 2 * quad_ + i;
         KVF_UNROLLED (t, Shape::value_tiles)
           KVF_UNROLLED (half, 2) {
+            // A tile's dims are all of one group; those of the last ones may be none.
+            const int group = value_dim_of(ValueShape::kind, t, 0, 0) / ValueShape::group_dims;
+            const float offset =
+                Shape::value_offset && group < ValueShape::groups ? offsets_[tile][group][i] : 0.0f;
             const int dim = value_dim_of(ValueShape::kind, t, line_, half);
             if (dim < Layout::value_dim)
               ctx_.store_shared(static_cast<SharedOffset>(row * Shape::sum_pitch + dim * 4),
@@ -392,6 +407,12 @@ class DecodeBlock {
     ctx_.sync();
     write_results<Shape>(ctx_, columns_, split);
   }
+  /// Over the lanes that have other tokens of the same columns.
+  KVF_INLINE KVF_HD float sum_of_lines(float x) {
+    KVF_UNROLL
+    for (int mask = 4; mask <= 16; mask *= 2) x += ctx_.shfl_xor(x, mask);
+    return x;
+  }
 
   Ctx& ctx_;
   const Args& args_;
@@ -399,20 +420,16 @@ class DecodeBlock {
   const Columns<Layout, Quant> columns_;
   const int line_;  ///< of eight: the row of an operand that this lane has
   const int quad_;  ///< of four: its elements there
-  const float inverse_cap_;
 
   std::uint32_t queries_[Tiles][KeyShape::steps][2];
   std::uint32_t rests_[Tiles][key_bf16 ? KeyShape::steps : 1][2];  ///< what bf16 cuts off them
   // Of the two columns of each tile whose scores this lane has: what becomes of products, and the softmax.
-  float scales_[Tiles][2];
-  float sums_[Tiles][2];
-  float slopes_[Tiles][2];
-  std::int32_t positions_[Tiles][2];
-  std::uint32_t seen_[Tiles][2];  ///< positions below are seen, as far as there is no other mask
+  ColumnRules rules_[Tiles][2];
+  float sums_[Tiles][KeyShape::groups][2];
   float maxima_[Tiles][2];
   float bases_[Tiles][2] = {};
   float weights_[Tiles][2];  ///< of this lane's tokens alone, as offsets_
-  float offsets_[Tiles][2];
+  float offsets_[Tiles][ValueShape::groups][2];
   float out_[Tiles][Shape::value_tiles][4];
 };
 

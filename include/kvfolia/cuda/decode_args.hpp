@@ -38,6 +38,7 @@ struct DecodeArgs {
   int split_tokens;
   int column_blocks;  ///< blocks that share a row's columns of a KV head
   float scale;        ///< of products of queries and keys, to base e
+  float inverse_cap;  ///< 1 / soft_cap, where there is one
 };
 
 /// A row of the batch, as far as a block needs it.

@@ -75,25 +75,30 @@ class StagedQueries {
       const bool fits = 1 < exponent && exponent < 253;
       const float down = fits ? __builtin_bit_cast(float, (254 - exponent) << 23) : 1.0f;
       const float up = fits ? __builtin_bit_cast(float, exponent << 23) : 1.0f;
-      float sum = 0.0f;
       KVF_UNROLLED (i, dims_per_lane) {
         const int dim = i * warp_size + ctx_.lane();
         const std::uint32_t rounded = pack<Ctx, is_bf16>(x[i] * down, 0.0f);
-        // What offsets are multiplied by is what codes are.
-        if constexpr (Shape::key_offset) sum += half_of<is_bf16>(rounded);
         store_pair(Shape::queries, column, dim, rounded);
         if constexpr (is_bf16)
           store_pair(Shape::query_rests, column, dim,
                      pack<Ctx, true>(x[i] * down - half_of<true>(rounded), 0.0f));
+        // What offsets are multiplied by is what codes are.
+        x[i] = half_of<is_bf16>(rounded);
       }
       if constexpr (Shape::key_offset) {
-        KVF_UNROLL
-        for (int mask = 16; mask > 0; mask /= 2) sum += ctx_.shfl_xor(sum, mask);
+        KVF_UNROLLED (group, KeyShape::groups) {
+          float sum = 0.0f;
+          KVF_UNROLLED (i, dims_per_lane) {
+            if (KeyShape::groups == 1 || (i * warp_size + ctx_.lane()) / KeyShape::group_dims == group)
+              sum += x[i];
+          }
+          KVF_UNROLL
+          for (int mask = 16; mask > 0; mask /= 2) sum += ctx_.shfl_xor(sum, mask);
+          if (ctx_.lane() == 0) ctx_.store_shared(sum_at(column, group), sum);
+        }
       }
-      if (ctx_.lane() == 0) {
+      if (ctx_.lane() == 0)
         ctx_.store_shared(Shape::query_scales + static_cast<SharedOffset>(column * 4), up * args().scale);
-        ctx_.store_shared(Shape::query_sums + static_cast<SharedOffset>(column * 4), sum);
-      }
     }
   }
 
@@ -108,9 +113,13 @@ class StagedQueries {
       return ctx_.template load_shared<std::uint32_t>(queries + query_at(column, dim));
   }
   /// What a column's products are multiplied by to become scores, to base e.
-  KVF_INLINE KVF_HD float scale(int column) { return number(Shape::query_scales, column); }
-  /// The sum of a column's elements, where offsets need it.
-  KVF_INLINE KVF_HD float sum(int column) { return number(Shape::query_sums, column); }
+  KVF_INLINE KVF_HD float scale(int column) {
+    return ctx_.template load_shared<float>(Shape::query_scales + static_cast<SharedOffset>(column * 4));
+  }
+  /// The sum of a column's elements in a group, where offsets need it.
+  KVF_INLINE KVF_HD float sum(int column, int group) {
+    return ctx_.template load_shared<float>(sum_at(column, group));
+  }
 
  private:
   /// Two lanes' elements of a column make a word.
@@ -134,8 +143,8 @@ class StagedQueries {
     const auto word = ctx_.template load_shared<std::uint32_t>(queries + query_at(column, dim & ~1));
     return dim % 2 == 0 ? word & 0xffffu : word >> 16;
   }
-  KVF_INLINE KVF_HD float number(SharedOffset numbers, int column) {
-    return ctx_.template load_shared<float>(numbers + static_cast<SharedOffset>(column * 4));
+  static KVF_INLINE KVF_HD SharedOffset sum_at(int column, int group) {
+    return Shape::query_sums + static_cast<SharedOffset>((column * KeyShape::groups + group) * 4);
   }
   KVF_INLINE KVF_HD const DecodeArgs<Layout, Quant>& args() const { return columns_.args; }
 

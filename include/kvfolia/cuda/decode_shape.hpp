@@ -37,13 +37,26 @@ struct SideShape {
   static constexpr int chunks = (row_bytes + 31) / 32 * 2;        ///< of 16 bytes; ldmatrix takes two
   /// Rows of an odd number of chunks: neighbours of eight lie in different banks.
   static constexpr int pitch = (chunks + 1) * 16;
-  static constexpr int groups = group_count<Q>(Dims);
   static constexpr int param_bytes = static_cast<int>(Q::param_bytes(Dims, 1));  ///< of a token
-  static constexpr int param_pitch = (param_bytes + 3) / 4 * 4;
+  /// Groups of dims that share a scale, and the chunks that each has.
+  static constexpr int groups = group_count<Q>(Dims);
+  static constexpr int group_dims = Q::group_dims == 0 ? Dims : Q::group_dims;
+  static constexpr int group_chunks =
+      Q::group_dims == 0 ? chunks : Q::group_dims * kind_bits(kind) / (8 * 16);
   /// Steps of mma along the dims: one for two chunks of 16 bits, one or two for a chunk of others. The last
   /// one may be partly beyond the dims.
   static constexpr int steps =
       kind_bits(kind) == 16 ? chunks / 2 : (row_bytes + 15) / 16 * (kind_bits(kind) == 4 ? 2 : 1);
+};
+
+/// Parameters of a side's tokens, as rows that are copied like codes.
+template <class Side>
+struct ParamShape {
+  static constexpr int row_bytes = Side::param_bytes;
+  /// Two bytes are fewer than copies move: those go through registers.
+  static constexpr bool copied = row_bytes > 0 && row_bytes % 4 == 0;
+  static constexpr int unit = largest_unit(row_bytes);
+  static constexpr int pitch = (row_bytes + 3) / 4 * 4;
 };
 
 /// Whether the kernels read pages of a side.
@@ -52,8 +65,9 @@ constexpr bool reads_side() {
   if constexpr (!unpacks(code_kind<Q>))
     return false;
   else
-    return Q::seal_tokens == 1 && !has_channels<Q> && Q::group_dims == 0 && !rotates<Q> &&
-           SideShape<Q, Dims>::row_bytes % 4 == 0 && SideShape<Q, Dims>::param_bytes <= 4;
+    return Q::seal_tokens == 1 && !has_channels<Q> && !rotates<Q> && SideShape<Q, Dims>::row_bytes % 4 == 0 &&
+           Q::group_dims * kind_bits(code_kind<Q>) % (8 * 16) == 0 &&
+           (SideShape<Q, Dims>::param_bytes % 4 == 0 || SideShape<Q, Dims>::param_bytes == 2);
 }
 
 /// `Tiles` of eight columns.
@@ -63,6 +77,8 @@ struct DecodeShape {
   using Value = ValueSide<Quant>;
   using KeyShape = SideShape<Key, Layout::key_dim>;
   using ValueShape = SideShape<Value, Layout::value_dim>;
+  using KeyParams = ParamShape<KeyShape>;
+  using ValueParams = ParamShape<ValueShape>;
 
   // What there is to be folded, codes' shifts among the offsets.
   static constexpr bool key_scale = Key::affine.token_scale;
@@ -76,25 +92,28 @@ struct DecodeShape {
   static constexpr int warps = 4;
   static constexpr int threads = warps * warp_size;
   static constexpr int columns = 8 * Tiles;
+  /// Blocks of a multiprocessor that registers must suffice for.
+  static constexpr int blocks = Tiles == 1 && Layout::key_dim <= 128 && Layout::value_dim <= 128 ? 3 : 2;
   static constexpr int row_bytes =
       KeyShape::row_bytes > ValueShape::row_bytes ? KeyShape::row_bytes : ValueShape::row_bytes;
-  static constexpr int parts = row_bytes >= 128 ? 1 : 2;  ///< of 16 tokens
-  static constexpr int tokens = 16 * parts;               ///< of a tile
-  static constexpr int stages = 3;                        ///< of a warp's ring
+  /// Parts of 16 tokens that a tile has: two of short rows, unless what groups need fills the registers.
+  static constexpr int parts = row_bytes >= 128 || KeyShape::groups > 1 || ValueShape::groups > 1 ? 1 : 2;
+  static constexpr int tokens = 16 * parts;  ///< of a tile
+  static constexpr int stages = 3;           ///< of a warp's ring
 
   // A stage, in bytes from its beginning.
   static constexpr SharedOffset keys = 0;
   static constexpr SharedOffset values = keys + tokens * KeyShape::pitch;
   static constexpr SharedOffset key_params = values + tokens * ValueShape::pitch;
-  static constexpr SharedOffset value_params = key_params + tokens * KeyShape::param_pitch;
-  static constexpr SharedOffset positions = value_params + tokens * ValueShape::param_pitch;
+  static constexpr SharedOffset value_params = key_params + tokens * KeyParams::pitch;
+  static constexpr SharedOffset positions = value_params + tokens * ValueParams::pitch;
   static constexpr SharedOffset entries = positions + tokens * 4;
   static constexpr SharedOffset slots = entries + (several_formats ? tokens * 4 : 0);
   static constexpr SharedOffset stage_bytes = (slots + (several_formats ? tokens * 4 : 0) + 15) / 16 * 16;
   static constexpr SharedOffset ring_bytes = stage_bytes * stages;
 
   // Behind the rings: queries as mma's operands, [column][key_dim], rows that lie in different banks; then
-  // of every column its factor and the sum of its elements.
+  // of every column its factor and the sums of its elements, a group each.
   static constexpr int query_pitch = (Layout::key_dim + 15) / 16 * 32 + 16;
   static constexpr SharedOffset queries = warps * ring_bytes;
   /// What bf16 cuts off queries, where keys are such.
@@ -102,7 +121,7 @@ struct DecodeShape {
   static constexpr SharedOffset query_scales =
       query_rests + (KeyShape::kind == CodeKind::bf16 ? columns * query_pitch : 0);
   static constexpr SharedOffset query_sums = query_scales + columns * 4;
-  static constexpr SharedOffset behind_queries = query_sums + columns * 4;
+  static constexpr SharedOffset behind_queries = query_sums + columns * KeyShape::groups * 4;
 
   // In the end, where the rings were: [warp][column][value_dim] sums, rows that lie in different banks, then
   // maxima and sums of weights, [warp][column].

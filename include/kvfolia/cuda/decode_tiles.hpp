@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/ids.hpp"
@@ -23,14 +24,19 @@ struct StagedParams {
   int pitch;
 
   template <class Param>
-  KVF_INLINE KVF_HD Param param(int token, int /*index*/ = 0) const {
-    static_assert(sizeof(Param) == 2 || sizeof(Param) == 4);
+  KVF_INLINE KVF_HD Param param(int token, int index = 0) const {
+    // Words are read whole, whatever is taken of them.
+    constexpr int size = static_cast<int>(sizeof(Param));
+    static_assert(size == 1 || size == 2 || size == 4);
+    const int at = index * size;
     const auto word =
-        ctx.template load_shared<std::uint32_t>(base + static_cast<SharedOffset>(token * pitch));
-    if constexpr (sizeof(Param) == 4)
+        ctx.template load_shared<std::uint32_t>(base + static_cast<SharedOffset>(token * pitch + (at & ~3)));
+    if constexpr (size == 4)
       return __builtin_bit_cast(Param, word);
+    else if constexpr (size == 2)
+      return __builtin_bit_cast(Param, static_cast<std::uint16_t>(word >> 8 * (at & 3)));
     else
-      return __builtin_bit_cast(Param, static_cast<std::uint16_t>(word));
+      return __builtin_bit_cast(Param, static_cast<std::uint8_t>(word >> 8 * (at & 3)));
   }
 };
 
@@ -81,19 +87,19 @@ class TileLoader {
           const PageId page{ctx_.shfl(entry_, 16 * part)};
           const int slot = ctx_.shfl(slot_, 16 * part);
           const int count = Ctx::popc(valid >> 16 * part & 0xffffu);
-          copy_run<typename Shape::KeyShape>(
-              format.keys, page, slot, count,
-              stage + Shape::keys + static_cast<SharedOffset>(16 * part * Shape::KeyShape::pitch));
-          copy_run<typename Shape::ValueShape>(
-              format.values, page, slot, count,
-              stage + Shape::values + static_cast<SharedOffset>(16 * part * Shape::ValueShape::pitch));
+          const auto copy_all = [&](const PlaneView& plane, auto side, SharedOffset to) {
+            using Side = typename decltype(side)::type;
+            copy_run<Side>(plane, page, slot, count, to + static_cast<SharedOffset>(16 * part * Side::pitch));
+          };
+          each_plane(format, stage, copy_all);
         }
       } else {
-        copy_rows<typename Shape::KeyShape>(format.keys, stage + Shape::keys);
-        copy_rows<typename Shape::ValueShape>(format.values, stage + Shape::values);
+        each_plane(format, stage, [&](const PlaneView& plane, auto side, SharedOffset to) {
+          copy_rows<typename decltype(side)::type>(plane, to);
+        });
       }
-      key_param_ = read_param<typename Shape::KeyShape>(format.key_params);
-      value_param_ = read_param<typename Shape::ValueShape>(format.value_params);
+      key_param_ = read_param<typename Shape::KeyParams>(format.key_params);
+      value_param_ = read_param<typename Shape::ValueParams>(format.value_params);
       holds_params_ = true;
       next_ += stride_;
       look_up();
@@ -102,6 +108,17 @@ class TileLoader {
   }
 
  private:
+  /// f(plane, its shape, where it comes to) for all that is copied.
+  template <class F>
+  KVF_INLINE KVF_HD static void each_plane(const FormatView& format, SharedOffset stage, const F& f) {
+    f(format.keys, std::type_identity<typename Shape::KeyShape>(), stage + Shape::keys);
+    f(format.values, std::type_identity<typename Shape::ValueShape>(), stage + Shape::values);
+    if constexpr (Shape::KeyParams::copied)
+      f(format.key_params, std::type_identity<typename Shape::KeyParams>(), stage + Shape::key_params);
+    if constexpr (Shape::ValueParams::copied)
+      f(format.value_params, std::type_identity<typename Shape::ValueParams>(), stage + Shape::value_params);
+  }
+
   /// Where the next tile's tokens are; a lane each.
   KVF_INLINE KVF_HD void look_up() {
     const int at = next_ + ctx_.lane();
@@ -139,8 +156,10 @@ class TileLoader {
       from += first * stride + unit * Side::unit;
       to += static_cast<SharedOffset>(first * Side::pitch + unit * Side::unit);
       KVF_UNROLLED (i, copies) {
-        copy<Side, All>(to + static_cast<SharedOffset>(i * rows * Side::pitch), from,
-                        first + i * rows < count);
+        // Rows of one unit are fewer than lanes.
+        if (rows <= 16 || first < 16)
+          copy<Side, All>(to + static_cast<SharedOffset>(i * rows * Side::pitch), from,
+                          first + i * rows < count);
         from += rows * stride;
       }
     } else {
@@ -177,19 +196,15 @@ class TileLoader {
     }
   }
 
-  /// The lane's token's parameters: on their way while the next load() is not there.
-  template <class Side>
+  /// The lane's token's parameters of two bytes: on their way while the next load() is not there.
+  template <class Params>
   KVF_INLINE KVF_HD std::uint32_t read_param(const PlaneView& plane) {
-    if constexpr (Side::param_bytes == 0) {
+    if constexpr (Params::row_bytes != 2) {
       return 0;
     } else {
       if (entry_ < 0) return 0;
-      const std::byte* from =
-          plane.base + entry_ * plane.page_stride + head_ * plane.head_stride + slot_ * plane.slot_stride;
-      if constexpr (Side::param_bytes == 2)
-        return ctx_.load(reinterpret_cast<const std::uint16_t*>(from));
-      else
-        return ctx_.load(reinterpret_cast<const std::uint32_t*>(from));
+      return ctx_.load(reinterpret_cast<const std::uint16_t*>(plane.tile(PageId{entry_}, head_) +
+                                                              slot_ * plane.slot_stride));
     }
   }
   KVF_INLINE KVF_HD void keep_params() {
@@ -197,9 +212,9 @@ class TileLoader {
     holds_params_ = false;
     if (ctx_.lane() >= Shape::tokens) return;
     const auto at = static_cast<SharedOffset>(ctx_.lane() * 4);
-    if constexpr (Shape::KeyShape::param_bytes > 0)
+    if constexpr (Shape::KeyParams::row_bytes == 2)
       ctx_.store_shared(stage_ + Shape::key_params + at, key_param_);
-    if constexpr (Shape::ValueShape::param_bytes > 0)
+    if constexpr (Shape::ValueParams::row_bytes == 2)
       ctx_.store_shared(stage_ + Shape::value_params + at, value_param_);
   }
 

@@ -113,6 +113,11 @@ inline bool is_plain(const AttendArgs& args, Window window) {
   return window.left < 0 && !args.mask.bits && args.soft_cap <= 0.0f && !args.alibi_slopes;
 }
 
+template <class Side>
+constexpr int param_alignment_of() {
+  return ParamShape<Side>::copied ? ParamShape<Side>::unit : 2;
+}
+
 /// Everything attend() could be given wrongly that the host can see.
 template <class Layout, class Quant>
 Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
@@ -140,10 +145,11 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   if (!aligned(format.keys, Keys::unit)) return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
   if (!aligned(format.values, Values::unit))
     return bad_argument("view.formats.values (alignment)", 0, Values::unit);
-  if (Keys::param_bytes > 0 && !aligned(format.key_params, Keys::param_bytes))
-    return bad_argument("view.formats.key_params (alignment)", 0, Keys::param_bytes);
-  if (Values::param_bytes > 0 && !aligned(format.value_params, Values::param_bytes))
-    return bad_argument("view.formats.value_params (alignment)", 0, Values::param_bytes);
+  constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
+  if (Keys::param_bytes > 0 && !aligned(format.key_params, key_unit))
+    return bad_argument("view.formats.key_params (alignment)", 0, key_unit);
+  if (Values::param_bytes > 0 && !aligned(format.value_params, value_unit))
+    return bad_argument("view.formats.value_params (alignment)", 0, value_unit);
   if (!args.queries.data) return bad_argument("args.queries");
   if (!args.out.data) return bad_argument("args.out");
   if (args.partial && args.out.type != DType::fp32)
@@ -168,7 +174,8 @@ DecodeArgs<Layout, Quant> decode_args(const PagedView<Layout, Quant>& view, cons
           plan.config.query_heads,
           plan.config.split_tokens,
           plan.column_blocks,
-          scale};
+          scale,
+          args.soft_cap > 0.0f ? 1.0f / args.soft_cap : 0.0f};
 }
 
 }  // namespace detail

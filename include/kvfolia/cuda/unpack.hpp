@@ -28,7 +28,8 @@ constexpr bool unpacks(CodeKind kind) {
     case CodeKind::e4m3:
     case CodeKind::e5m2:
     case CodeKind::uint4:
-    case CodeKind::int4: return true;
+    case CodeKind::int4:
+    case CodeKind::e2m1: return true;
     default: return false;
   }
 }
@@ -87,6 +88,13 @@ KVF_INLINE KVF_HD void unpack(std::uint32_t word, std::uint32_t (&pairs)[Pairs])
     constexpr std::uint32_t first = IsValue ? 0x4420 : 0x4410, second = IsValue ? 0x4431 : 0x4432;
     pairs[0] = Ctx::e4m3x2_to_fp16x2(Ctx::prmt(word, 0u, first));
     pairs[1] = Ctx::e4m3x2_to_fp16x2(Ctx::prmt(word, 0u, second));
+  } else if constexpr (Kind == CodeKind::e2m1) {
+    // As fp16's lowest exponent bits and highest mantissa bit they are too small by 2^14.
+    const std::uint32_t placed[4] = {word << 9, word << 5, word << 1, word >> 3};
+    KVF_UNROLLED (i, 4) {
+      const std::uint32_t small = Ctx::and_or(placed[i], 0x0e000e00u, (placed[i] << 3) & 0x80008000u);
+      pairs[i] = Ctx::fma_fp16x2(small, 0x74007400u, 0x80008000u);  // + -0 keeps the sign of 0
+    }
   } else {
     static_assert(Kind == CodeKind::uint4 || Kind == CodeKind::int4);
     // Nibbles i and i + 4, as the low bits of an fp16 from 1024 on; the upper ones of a byte count 16.

@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Which keys a column sees, and what becomes of its products with them.
+
+#include <cstdint>
+
+#include "kvfolia/core/config.hpp"
+#include "kvfolia/core/mask.hpp"
+#include "kvfolia/cuda/context.hpp"
+#include "kvfolia/cuda/decode_args.hpp"
+#include "kvfolia/cuda/decode_queries.hpp"
+
+namespace kvfolia::inline KVF_ABI::cuda::detail {
+
+struct ColumnRules {
+  float scale;            ///< of products; to base 2 where nothing else bends scores
+  std::uint32_t seen;     ///< positions below are seen, as far as the causal mask goes
+  std::int32_t position;  ///< of the query, for other masks, as the slope
+  float slope;
+};
+
+template <bool General, class Ctx, class Layout, class Quant>
+KVF_INLINE KVF_HD ColumnRules column_rules(Ctx& ctx, const Columns<Layout, Quant>& columns, int column,
+                                           float scale) {
+  const AttendArgs& args = columns.args.args;
+  const std::int32_t position = columns.row.position + columns.query(column);
+  ColumnRules rules{scale, 0x80000000u, position, 0.0f};
+  if (args.causal) rules.seen = position < 0 ? 0u : static_cast<std::uint32_t>(position) + 1u;
+  if constexpr (!General)
+    rules.scale *= log2_e;
+  else if (args.alibi_slopes && columns.exists(column))
+    rules.slope = ctx.load(args.alibi_slopes + columns.head(column));
+  return rules;
+}
+
+template <class Ctx, class Layout, class Quant>
+KVF_INLINE KVF_HD bool mask_sees(Ctx& ctx, const Columns<Layout, Quant>& columns, int column,
+                                 std::int32_t key) {
+  const CustomMask& mask = columns.args.args.mask;
+  if (!mask.bits || !columns.exists(column)) return true;
+  const std::int64_t keys = std::int64_t{columns.row.position} + columns.row.queries;
+  if (key >= keys) return false;
+  const std::int64_t bit = columns.query(column) * keys + key;
+  return (ctx.load(mask.bits + ctx.load(mask.row_offset + ctx.block_z()) + bit / 8) >> bit % 8 & 1) != 0;
+}
+
+/// A product of query and key becomes a score, to base 2: -infinity where the key, at a position, or -1 for
+/// none, is not seen.
+template <bool General, class Ctx, class Layout, class Quant>
+KVF_INLINE KVF_HD float finish_score(Ctx& ctx, const Columns<Layout, Quant>& columns,
+                                     const ColumnRules& rules, int column, float product,
+                                     std::int32_t position) {
+  const DecodeArgs<Layout, Quant>& args = columns.args;
+  float score = product * rules.scale;
+  // As a number without a sign -1 is the largest.
+  if (static_cast<std::uint32_t>(position) >= rules.seen) return minus_infinity();
+  if constexpr (General) {
+    if (!args.view.window.sees(rules.position, position) || !mask_sees(ctx, columns, column, position))
+      return minus_infinity();
+    const float cap = args.args.soft_cap;  // cap * tanh(score / cap), as cap * (1 - 2 / (1 + e^2x))
+    if (cap > 0.0f)
+      score =
+          cap - 2.0f * cap * Ctx::reciprocal(1.0f + Ctx::exp2(score * (2.0f * log2_e) * args.inverse_cap));
+    score = (score + rules.slope * static_cast<float>(position - rules.position)) * log2_e;
+  }
+  return score;
+}
+
+}  // namespace kvfolia::inline KVF_ABI::cuda::detail

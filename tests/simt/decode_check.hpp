@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// Sequences of some lengths in a cache, each decoded by the kernels and by ref.
+
+#include <cstring>
+#include <vector>
+
+#include "simt/decode_scenario.hpp"
+
+namespace kvfolia_tests::simt {
+
+/// What the design allows kernels whose operands are fp16, or bf16.
+template <class Quant>
+inline constexpr double decode_tolerance = std::is_same_v<Quant, Identity<bf16>> ? 4e-3 : fp16_tolerance;
+
+struct DecodeSetup {
+  std::vector<int> lengths{};
+  int kv_heads = 2;
+  int group = 4;
+  int page_tokens = 16;
+  int seeds = 3;
+  int exact_sink_pages = 0;
+  StorageOrder order = StorageOrder::layer_major;
+};
+
+/// Sequences of some lengths, each with its newest token's query: the same bits with every seed, and what
+/// ref says.
+template <class Layout, class Quant>
+void check_decode(const DecodeSetup& setup) {
+  Random random(99);
+  CacheConfig config;
+  config.shape = {1, setup.kv_heads, setup.page_tokens};
+  config.pages = 1;
+  for (const int length : setup.lengths) config.pages += (length + setup.page_tokens) / setup.page_tokens + 1;
+  config.order = setup.order;
+  config.exact_pages = setup.exact_sink_pages * static_cast<int>(setup.lengths.size());
+  config.exact_sink_pages = setup.exact_sink_pages;
+  PagedCache<Layout, Quant> cache(config);
+  poison(cache);
+  std::vector<SeqId> sequences;
+  for (const bool last : {false, true}) {
+    Step step = cache.begin_step();
+    for (std::size_t i = 0; i < setup.lengths.size(); ++i) {
+      if (!last) sequences.push_back(*step.create());
+      REQUIRE(step.extend(sequences[i], last ? 1 : setup.lengths[i] - 1));
+    }
+    const Batch batch = run_step(cache, std::move(step), random);
+    if (!last) continue;
+    const int heads = setup.kv_heads * setup.group;
+    const auto view = cache.view(LayerId{0});
+    Attention a = Attention::make<Layout>(random, batch.tokens(), heads);
+    const auto expected = ref::attend(view, batch, a.args, heads);
+    REQUIRE(expected);
+    const auto plan = cuda::plan_attend(view, config_of(batch, setup.page_tokens, heads));
+    REQUIRE(plan);
+    std::vector<float> first;
+    for (int seed = 0; seed < setup.seeds; ++seed) {
+      std::fill(a.out.begin(), a.out.end(), NAN);
+      attend(view, batch, a.args, *plan, static_cast<std::uint64_t>(seed));
+      if (seed == 0) {
+        first = a.out;
+        check_close(compare(a.out, a.lse, *expected), decode_tolerance<Quant>);
+      }
+      CHECK(std::memcmp(first.data(), a.out.data(), first.size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+}  // namespace kvfolia_tests::simt
