@@ -19,7 +19,6 @@
 #include "simt/memory_checks.hpp"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
-#include <sanitizer/lsan_interface.h>
 #endif
 
 namespace kvfolia_tests::simt {
@@ -106,20 +105,10 @@ class Block {
   struct Stack {
     boost::context::protected_fixedsize_stack memory{stack_bytes};
     boost::context::stack_context context = memory.allocate();
-    Stack() {
-#if defined(__SANITIZE_ADDRESS__)
-      // What fibers that were left behind still point to is not lost.
-      __lsan_register_root_region(static_cast<const char*>(context.sp) - stack_bytes, stack_bytes);
-#endif
-    }
+    Stack() = default;
     Stack(const Stack&) = delete;
     Stack& operator=(const Stack&) = delete;
-    ~Stack() {
-#if defined(__SANITIZE_ADDRESS__)
-      __lsan_unregister_root_region(static_cast<const char*>(context.sp) - stack_bytes, stack_bytes);
-#endif
-      memory.deallocate(context);
-    }
+    ~Stack() { memory.deallocate(context); }
   };
   struct Borrowed {
     boost::context::stack_context context;
