@@ -48,47 +48,47 @@ struct Small {
 
 }  // namespace
 
-TEST_CASE_METHOD(Small, "several queries of a row see what is in front of them, on a GPU") { check(); }
+TEST_CASE_METHOD(Small, "several queries of a row see what is in front of them") { check(); }
 
-TEST_CASE_METHOD(Small, "without a causal mask queries see all, on a GPU") {
+TEST_CASE_METHOD(Small, "without a causal mask queries see all") {
   a.args.causal = false;
   check();
 }
-TEST_CASE_METHOD(Small, "an own scale agrees with ref, on a GPU") {
+TEST_CASE_METHOD(Small, "an own scale agrees with ref") {
   a.args.scale = 0.3f;
   check();
 }
-TEST_CASE_METHOD(Small, "soft-cap agrees with ref, on a GPU") {
+TEST_CASE_METHOD(Small, "soft-cap agrees with ref") {
   a.args.soft_cap = 1.5f;
   check();
 }
-TEST_CASE_METHOD(Small, "ALiBi slopes agree with ref, on a GPU") {
+TEST_CASE_METHOD(Small, "ALiBi slopes agree with ref") {
   const float slopes[heads] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.0f, 1.0f};
   a.args.alibi_slopes = slopes;
   check();
 }
-TEST_CASE_METHOD(Small, "sink logits join the denominator only, on a GPU") {
+TEST_CASE_METHOD(Small, "sink logits join the denominator only") {
   const float sinks[heads] = {-2.0f, 0.0f, 1.0f, 4.0f, 30.0f, -100.0f};
   a.args.sink_logits = sinks;
   check();
   a.args.partial = true;
   check();
 }
-TEST_CASE_METHOD(Small, "windows agree with ref, on a GPU") {
+TEST_CASE_METHOD(Small, "windows agree with ref") {
   for (const Window window : {Window{0, 0}, Window{3, 0}, Window{20, 4}, Window{300, 17}}) {
     auto v = view();
     v.window = window;
     check(v);
   }
 }
-TEST_CASE_METHOD(Small, "a custom mask agrees with ref, on a GPU") {
+TEST_CASE_METHOD(Small, "a custom mask agrees with ref") {
   std::vector<std::uint8_t> bits(std::size_t{1} << 20);
   for (auto& byte : bits) byte = static_cast<std::uint8_t>(random.next());
   const std::int64_t offsets[] = {3, 1000};
   a.args.mask = {bits.data(), offsets};
   check();
 }
-TEST_CASE_METHOD(Small, "results are rounded to what the engine wants, on a GPU") {
+TEST_CASE_METHOD(Small, "results are rounded to what the engine wants") {
   std::vector<fp16> half(a.out.size());
   const Tensor floats = a.args.out;
   check();
@@ -117,7 +117,7 @@ TEST_CASE_METHOD(Small, "a plan serves smaller batches, and says what is beyond 
   CHECK(refused.error().subject == std::string("batch.rows"));
 }
 
-TEST_CASE("rows without keys get 0 and minus infinity, on a GPU") {
+TEST_CASE("rows without keys get 0 and minus infinity") {
   Cache cache(CacheConfig{.shape = {1, 1, dynamic}, .pages = 8});
   Random random(1);
   poison(cache);
