@@ -18,6 +18,7 @@
 #include "kvfolia/cuda/context.hpp"
 #include "simt/memory_checks.hpp"
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -138,6 +139,7 @@ class Block {
     Thread& thread = threads_[static_cast<std::size_t>(i)];
     thread.operation = "its start";
     const boost::context::stack_context at = thread.stack->context;
+    forget(at);
     thread.fiber = boost::context::fiber(std::allocator_arg, boost::context::preallocated(at.sp, at.size, at),
                                          Borrowed{at}, [this, i, &body](boost::context::fiber&& scheduler) {
                                            finish_switch(nullptr, true);
@@ -213,8 +215,11 @@ class Block {
     threads_ = std::vector<Thread>(count);
   }
 
-  // The address sanitizer wants to know about stacks.
+  // The address sanitizer wants to know about stacks, and to be told that what a fiber had there is gone.
 #if defined(__SANITIZE_ADDRESS__)
+  static void forget(const boost::context::stack_context& stack) {
+    __asan_unpoison_memory_region(static_cast<const char*>(stack.sp) - stack.size, stack.size);
+  }
   static void start_switch(void** fake, const void* bottom, std::size_t bytes) {
     __sanitizer_start_switch_fiber(fake, bottom, bytes);
   }
@@ -228,6 +233,7 @@ class Block {
     }
   }
 #else
+  static void forget(const boost::context::stack_context&) {}
   static void start_switch(void**, const void*, std::size_t) {}
   static void finish_switch(void*, bool) {}
 #endif
