@@ -115,6 +115,10 @@ TEST_CASE_METHOD(Small, "a plan serves smaller batches, and says what is beyond 
   const auto refused = cuda::detail::check_attend(view(), batch, a.args, *small, small->workspace_bytes());
   REQUIRE_FALSE(refused);
   CHECK(refused.error().subject == std::string("batch.rows"));
+  a.args.out.token_stride = 0;
+  const auto strides = cuda::detail::check_attend(view(), batch, a.args, *plan, plan->workspace_bytes());
+  REQUIRE_FALSE(strides);
+  CHECK(strides.error().subject == std::string("args.out (strides)"));
 }
 
 TEST_CASE("rows without keys get 0 and minus infinity") {

@@ -48,6 +48,22 @@ struct AttendArgs {
 
 namespace detail {
 
+/// Checks attend's arguments, without reading what they point to, for so many query tokens.
+KVF_INLINE Result<> validate(const AttendArgs& args, std::int32_t tokens, int query_heads) {
+  const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {
+    return (tokens == 1 || token_stride != 0) && (query_heads == 1 || head_stride != 0);
+  };
+  if (!args.queries.data) return bad_argument("args.queries");
+  if (!args.out.data) return bad_argument("args.out");
+  if (!fits(args.out.token_stride, args.out.head_stride)) return bad_argument("args.out (strides)");
+  if (args.lse.data && !fits(args.lse.token_stride, args.lse.head_stride))
+    return bad_argument("args.lse (strides)");
+  if (args.partial && args.out.type != DType::fp32)
+    return bad_argument("args.out (partial results are float)");
+  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  return {};
+}
+
 /// A latent key's width is not the width of the heads that it was absorbed from.
 template <class Layout>
 Result<> validate_scale(const AttendArgs& args) {

@@ -106,6 +106,22 @@ KVF_INLINE KVF_HD RowTable row_table(const BatchView& batch, int row, int head, 
           page_tokens};
 }
 
+namespace detail {
+
+/// Checks which arrays are there, without reading one: they may be a device's.
+KVF_INLINE Result<> validate_arrays(const BatchView& batch) {
+  if (batch.rows > 0 && !batch.lengths && !(batch.last_page_tokens && batch.table.indptr))
+    return bad_argument("batch.lengths");
+  if (batch.entry_tokens && !batch.table.indptr)
+    return bad_argument("batch.table.indptr (entry_tokens needs it)");
+  // Where rows are not where their number says, the newest row's number is not a position.
+  if ((batch.entry_pos || batch.slot_pos || batch.entry_tokens) && !batch.query_pos)
+    return bad_argument("batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
+  return {};
+}
+
+}  // namespace detail
+
 /// Checks everything that a kernel on the host would otherwise have to trust: array combinations,
 /// lengths, page numbers and formats. Takes time in proportion to the table entries.
 template <class Layout, class Quant>
@@ -115,12 +131,7 @@ KVF_INLINE Result<> validate(const PagedView<Layout, Quant>& view, const BatchVi
   const int page_tokens = view.page_tokens;
   if (batch.rows < 0) return bad_argument("batch.rows", batch.rows);
   if (batch.rows == 0) return {};
-  if (!batch.lengths && !(batch.last_page_tokens && batch.table.indptr)) return bad_argument("batch.lengths");
-  if (batch.entry_tokens && !batch.table.indptr)
-    return bad_argument("batch.table.indptr (entry_tokens needs it)");
-  // Where rows are not where their number says, the newest row's number is not a position.
-  if ((batch.entry_pos || batch.slot_pos || batch.entry_tokens) && !batch.query_pos)
-    return bad_argument("batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
+  if (auto ok = detail::validate_arrays(batch); !ok) return ok;
   if (batch.query_indptr && batch.query_indptr[0] != 0) return bad_argument("batch.query_indptr");
   const int tables = batch.table.head_stride == 0 ? 1 : view.kv_heads;
   for (int row = 0; row < batch.rows; ++row) {

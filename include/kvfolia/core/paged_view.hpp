@@ -136,22 +136,24 @@ KVF_INLINE KVF_HD decltype(auto) visit_format(const PagedView<Layout, Quant>& vi
 
 namespace detail {
 
+/// Whether everything in a plane begins at a multiple of so many bytes.
+KVF_INLINE bool is_aligned(const PlaneView& plane, std::int64_t to) {
+  return reinterpret_cast<std::uintptr_t>(plane.base) % static_cast<std::uintptr_t>(to) == 0 &&
+         plane.page_stride % to == 0 && plane.head_stride % to == 0 && plane.slot_stride % to == 0;
+}
+
 /// Checks the planes of one side of a format that has pages.
 template <class Order, class Q>
 KVF_INLINE Result<> validate(const PlaneView& codes, const PlaneView& params, int dims, int page_tokens,
                              const char* subject) {
   const std::int64_t param_bytes = Q::param_bytes(dims, page_tokens);
-  const auto aligned = [](const PlaneView& p, std::int64_t to) {
-    return reinterpret_cast<std::uintptr_t>(p.base) % static_cast<std::uintptr_t>(to) == 0 &&
-           p.page_stride % to == 0 && p.head_stride % to == 0 && p.slot_stride % to == 0;
-  };
   const bool several = page_tokens > 1;
   // The parameters of blocks lie behind one another; those of tokens may be an engine's own.
   const bool strided_params = param_bytes > 0 && several && Q::seal_tokens == 1;
   const bool complete = codes.base && (!Order::strided || !several || codes.slot_stride != 0) &&
                         (param_bytes == 0 || params.base) && (!strided_params || params.slot_stride != 0);
-  const bool whole =
-      aligned(codes, code_alignment<Q>()) && (param_bytes == 0 || aligned(params, param_alignment<Q>()));
+  const bool whole = is_aligned(codes, code_alignment<Q>()) &&
+                     (param_bytes == 0 || is_aligned(params, param_alignment<Q>()));
   return complete && whole ? Result<>() : bad_argument(subject);
 }
 

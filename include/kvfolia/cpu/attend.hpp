@@ -46,17 +46,7 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
       return bad_argument("plan (made for a batch whose rows share pages)");
   const std::int32_t tokens = batch.total_queries();
   if (tokens == 0) return {};
-  const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {
-    return (tokens == 1 || token_stride != 0) && (plan.config.query_heads == 1 || head_stride != 0);
-  };
-  if (!args.queries.data) return bad_argument("args.queries");
-  if (!args.out.data) return bad_argument("args.out");
-  if (!fits(args.out.token_stride, args.out.head_stride)) return bad_argument("args.out (strides)");
-  if (args.lse.data && !fits(args.lse.token_stride, args.lse.head_stride))
-    return bad_argument("args.lse (strides)");
-  if (args.partial && args.out.type != DType::fp32)
-    return bad_argument("args.out (partial results are float)");
-  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  if (auto ok = kvfolia::detail::validate(args, tokens, plan.config.query_heads); !ok) return ok;
   return kvfolia::detail::validate_scale<Layout>(args);
 }
 

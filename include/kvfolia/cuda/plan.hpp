@@ -129,32 +129,21 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   if (batch.rows > plan.config.rows) return bad_argument("batch.rows", batch.rows, plan.config.rows);
   if (!batch.query_indptr && batch.rows > plan.config.queries)
     return bad_argument("batch.rows (queries)", batch.rows, plan.config.queries);
-  if (batch.rows > 0 && !batch.lengths && !(batch.last_page_tokens && batch.table.indptr))
-    return bad_argument("batch.lengths");
-  if (batch.entry_tokens && !batch.table.indptr)
-    return bad_argument("batch.table.indptr (entry_tokens needs it)");
-  if ((batch.entry_pos || batch.slot_pos || batch.entry_tokens) && !batch.query_pos)
-    return bad_argument("batch.query_pos (entry_pos, slot_pos and entry_tokens need it)");
-  const auto aligned = [](const PlaneView& plane, std::int64_t to) {
-    return reinterpret_cast<std::uintptr_t>(plane.base) % static_cast<std::uintptr_t>(to) == 0 &&
-           plane.page_stride % to == 0 && plane.head_stride % to == 0 && plane.slot_stride % to == 0;
-  };
+  if (auto ok = kvfolia::detail::validate_arrays(batch); !ok) return ok;
+  using kvfolia::detail::is_aligned;
   using Keys = SideShape<KeySide<Quant>, Layout::key_dim>;
   using Values = SideShape<ValueSide<Quant>, Layout::value_dim>;
   const FormatView& format = view.formats[coded_format];
-  if (!aligned(format.keys, Keys::unit)) return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
-  if (!aligned(format.values, Values::unit))
+  if (!is_aligned(format.keys, Keys::unit))
+    return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
+  if (!is_aligned(format.values, Values::unit))
     return bad_argument("view.formats.values (alignment)", 0, Values::unit);
   constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
-  if (Keys::param_bytes > 0 && !aligned(format.key_params, key_unit))
+  if (Keys::param_bytes > 0 && !is_aligned(format.key_params, key_unit))
     return bad_argument("view.formats.key_params (alignment)", 0, key_unit);
-  if (Values::param_bytes > 0 && !aligned(format.value_params, value_unit))
+  if (Values::param_bytes > 0 && !is_aligned(format.value_params, value_unit))
     return bad_argument("view.formats.value_params (alignment)", 0, value_unit);
-  if (!args.queries.data) return bad_argument("args.queries");
-  if (!args.out.data) return bad_argument("args.out");
-  if (args.partial && args.out.type != DType::fp32)
-    return bad_argument("args.out (partial results are float)");
-  if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  if (auto ok = kvfolia::detail::validate(args, plan.config.queries, plan.config.query_heads); !ok) return ok;
   if (workspace_bytes < plan.workspace_bytes())
     return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),
                  static_cast<std::int64_t>(workspace_bytes)};
