@@ -53,7 +53,7 @@ void add_memory(GlobalMemory& global, const PagedView<Layout, Quant>& view, cons
   add(batch.entry_tokens, entries, "entry_tokens");
   add(batch.slot_pos, entries * static_cast<std::size_t>(view.page_tokens), "slot_pos");
   add_pages<coded_format>(global, view);
-  if constexpr (format_count < Quant >> 1) add_pages<exact_format<Quant>>(global, view);
+  if constexpr (1 < format_count<Quant>) add_pages<exact_format<Quant>>(global, view);
 }
 
 /// What both kernels did.

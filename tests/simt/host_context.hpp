@@ -333,7 +333,7 @@ class HostContext {
       std::uint32_t* to;
     } argument{row, r};
     // As the threads' own reads: what is wrong is found where it is.
-    touch_rows(row, site);
+    touch_shared(row, 16, SharedMemory::Kind::read, site);
     meet(transposed ? "ldmatrix_x4_trans" : "ldmatrix_x4", site, argument, [&](Argument* const* lanes) {
       ++state_->counts.ldmatrix;
       for (int m = 0; m < 4; ++m) {
@@ -350,7 +350,6 @@ class HostContext {
       }
     });
   }
-  void touch_rows(std::uint32_t row, Site site) { touch_shared(row, 16, SharedMemory::Kind::read, site); }
 
   template <class Widen>
   void mma(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], const char* operation,

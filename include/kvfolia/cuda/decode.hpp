@@ -34,6 +34,7 @@ class DecodeBlock {
   using KeyShape = typename Shape::KeyShape;
   using ValueShape = typename Shape::ValueShape;
   using Loader = TileLoader<Ctx, Layout, Quant, Shape>;
+  using Queries = StagedQueries<Ctx, Layout, Quant, Shape>;
 
   KVF_INLINE KVF_HD DecodeBlock(Ctx& ctx, const Args& args, const DecodeRow& row, int kv_head,
                                 int first_column)
@@ -71,7 +72,7 @@ class DecodeBlock {
         compute(stage);
         stage = next(stage);
       } else if (at == first - stride) {
-        StagedQueries<Ctx, Layout, Quant, Shape> queries(ctx_, columns_);
+        Queries queries(ctx_, columns_);
         queries.stage();
         ctx_.sync();
         read(queries);
@@ -82,7 +83,6 @@ class DecodeBlock {
   }
 
  private:
-  using Queries = StagedQueries<Ctx, Layout, Quant, Shape>;
   static constexpr bool key_bf16 = KeyShape::kind == CodeKind::bf16;
   static constexpr bool value_bf16 = ValueShape::kind == CodeKind::bf16;
 

@@ -81,7 +81,6 @@ struct DecodeShape {
   using ValueParams = ParamShape<ValueShape>;
 
   // What there is to be folded, codes' shifts among the offsets.
-  static constexpr bool key_scale = Key::affine.token_scale;
   static constexpr bool key_offset = Key::affine.token_offset || code_shift(KeyShape::kind) != 0.0f;
   static constexpr bool value_scale = Value::affine.token_scale;
   static constexpr bool value_offset = Value::affine.token_offset || code_shift(ValueShape::kind) != 0.0f;
