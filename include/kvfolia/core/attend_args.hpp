@@ -50,7 +50,7 @@ namespace detail {
 
 /// Checks attend's arguments, without reading what they point to, for so many query tokens.
 KVF_INLINE Result<> validate(const AttendArgs& args, std::int32_t tokens, int query_heads) {
-  const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) {
+  const auto fits = [&](std::int64_t token_stride, std::int64_t head_stride) KVF_INLINE_LAMBDA {
     return (tokens == 1 || token_stride != 0) && (query_heads == 1 || head_stride != 0);
   };
   if (!args.queries.data) return bad_argument("args.queries");
@@ -66,7 +66,7 @@ KVF_INLINE Result<> validate(const AttendArgs& args, std::int32_t tokens, int qu
 
 /// A latent key's width is not the width of the heads that it was absorbed from.
 template <class Layout>
-Result<> validate_scale(const AttendArgs& args) {
+KVF_INLINE Result<> validate_scale(const AttendArgs& args) {
   if (Layout::shares_key_value && args.scale == 0.0f) return bad_argument("args.scale (Mla has no default)");
   return {};
 }
