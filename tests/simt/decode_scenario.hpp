@@ -53,7 +53,8 @@ void add_memory(GlobalMemory& global, const PagedView<Layout, Quant>& view, cons
   add(batch.entry_tokens, entries, "entry_tokens");
   add(batch.slot_pos, entries * static_cast<std::size_t>(view.page_tokens), "slot_pos");
   add_pages<coded_format>(global, view);
-  if constexpr (1 < format_count<Quant>) add_pages<exact_format<Quant>>(global, view);
+  if constexpr (1 < format_count<Quant>) add_pages<1>(global, view);
+  if constexpr (2 < format_count<Quant>) add_pages<2>(global, view);
 }
 
 /// What both kernels did.
@@ -93,25 +94,36 @@ Ran attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const A
   global.add(workspace.data(), workspace.size() * sizeof(float), "workspace", true);
 
   const bool plain = cuda::detail::is_plain(args, view.window);
-  const auto run = [&]<int Tiles, bool General>() {
-    using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles>;
-    const cuda::Grid grid = plan.decode_grid(batch.rows);
-    return launch({.grid = {grid.x, grid.y, grid.z},
-                   .threads = Shape::threads,
-                   .shared_bytes = Shape::shared_bytes,
-                   .counts_requests = counts_requests},
-                  global, seed, [&](HostContext& ctx) {
-                    cuda::detail::decode<Layout, Quant, Tiles, General>(ctx, kernel_args);
-                  });
-  };
   Ran ran;
+  const auto run = [&]<int Tiles, bool General, int Pass>(const auto& self) {
+    constexpr int format = cuda::detail::pass_format<Quant>(Pass);
+    using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles, format>;
+    const cuda::Grid grid = plan.decode_grid(batch.rows);
+    ran.decode = launch({.grid = {grid.x, grid.y, grid.z},
+                         .threads = Shape::threads,
+                         .shared_bytes = Shape::shared_bytes,
+                         .counts_requests = counts_requests},
+                        global, seed, [&](HostContext& ctx) {
+                          cuda::detail::decode<Layout, Quant, Tiles, General, format>(ctx, kernel_args);
+                        });
+    if constexpr (Pass + 1 < cuda::detail::pass_count<Quant>)
+      self.template operator()<Tiles, General, Pass + 1>(self);
+  };
+  const auto run_tiles = [&]<int Tiles>() {
+    if constexpr (!is_mixed<Quant>)
+      if (plain) return run.template operator()<Tiles, false, 0>(run);
+    run.template operator()<Tiles, true, 0>(run);
+  };
   if (plan.tiles == 1)
-    ran.decode = plain ? run.template operator()<1, false>() : run.template operator()<1, true>();
+    run_tiles.template operator()<1>();
   else if constexpr (Layout::key_dim <= 128)
-    ran.decode = plain ? run.template operator()<2, false>() : run.template operator()<2, true>();
+    run_tiles.template operator()<2>();
   const cuda::Grid grid = plan.merge_grid(batch.rows);
-  ran.merge = launch({.grid = {grid.x, grid.y, grid.z}, .threads = cuda::detail::merge_threads}, global,
-                     seed + 1, [&](HostContext& ctx) { cuda::detail::merge_splits(ctx, kernel_args); });
+  ran.merge =
+      launch({.grid = {grid.x, grid.y, grid.z},
+              .threads = cuda::detail::merge_threads,
+              .shared_bytes = cuda::detail::merge_shared_bytes<Layout, Quant>},
+             global, seed + 1, [&](HostContext& ctx) { cuda::detail::merge_splits(ctx, kernel_args); });
   return ran;
 }
 

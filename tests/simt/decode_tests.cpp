@@ -34,6 +34,94 @@ TEST_CASE("decode of codes with a scale a group agrees with ref") {
   check_decode<Gqa<128, dynamic>, Int4<32>>({.lengths = {1, 31, 32, 33, 600}});
   check_decode<Gqa<128, dynamic>, Int8Groups<32>>({.lengths = {1, 15, 16, 17, 200}, .page_tokens = 3});
   check_decode<Gqa<128, dynamic>, Mxfp4>({.lengths = {1, 33, 65}});
+  check_decode<Gqa<80, dynamic>, Mxfp4>({.lengths = {1, 33, 65}, .page_tokens = 3});
+  check_decode<Gqa<96, dynamic>, Int4Symmetric<32>>({.lengths = {1, 33, 65}, .page_tokens = 3});
   check_decode<Gqa<64, dynamic>, KeyValue<Int8Groups<32>, Int4<32>>>(
       {.lengths = {1, 33, 65}, .exact_sink_pages = 1});
+}
+TEST_CASE("decode of NVFP4 agrees with ref") {
+  check_decode<Gqa<128, dynamic>, Nvfp4>({.lengths = {1, 31, 32, 33, 600}});
+  check_decode<Gqa<80, dynamic>, Nvfp4>({.lengths = {1, 33, 65}, .page_tokens = 3, .exact_sink_pages = 1});
+}
+TEST_CASE("decode of codes with parameters a channel agrees with ref") {
+  const std::vector<int> lengths = {1, 32, 33, 64, 65, 200, 600};
+  check_decode<Gqa<128, dynamic>, KeyValue<Int4Channels<32>, Int4<0>>>(
+      {.lengths = lengths, .page_tokens = 32});
+  check_decode<Gqa<128, dynamic>, KeyValue<Int4Channels<32>, Int4<32>>>(
+      {.lengths = {33, 65}, .group = 11, .page_tokens = 64});
+  check_decode<Gqa<80, dynamic>, Int4Channels<32>>({.lengths = lengths, .page_tokens = 64});
+  check_decode<Gqa<192, dynamic>, Compact4Channels<16>>({.lengths = lengths, .page_tokens = 16});
+}
+TEST_CASE("decode of centred codes agrees with ref") {
+  const std::vector<int> lengths = {1, 32, 33, 64, 65, 200, 600};
+  check_decode<Gqa<128, dynamic>, KeyValue<Centered<Int8>, Int8>>({.lengths = lengths, .page_tokens = 32});
+  check_decode<Gqa<96, dynamic>, Centered<Int4<32>, 16>>({.lengths = lengths, .page_tokens = 48});
+  check_decode<Gqa<128, dynamic>, Centered<Fp8<>>>({.lengths = {33, 65}, .group = 11, .page_tokens = 32});
+}
+TEST_CASE("decode of rotated pages agrees with ref") {
+  check_decode<Gqa<128, dynamic>, Rotated<Int8>>({.lengths = {1, 33, 65}, .exact_sink_pages = 1});
+  check_decode<Gqa<64, dynamic>, Rotated<Compact4Channels<32>>>(
+      {.lengths = {1, 33, 64, 200}, .page_tokens = 32});
+  check_decode<Gqa<80, dynamic>, KeyValue<Rotated<Int4<0>>, Int8>>({.lengths = {1, 33, 65}});
+  check_decode<Gqa<192, dynamic>, KeyValue<Rotated<Int8>, Rotated<Int8, 8>>>({.lengths = {1, 33, 65}});
+}
+TEST_CASE("decode of two coded formats agrees with ref") {
+  check_decode<Gqa<128, dynamic>, Mixed<Int8, Int4<0>>>({.lengths = {1, 33, 64, 65, 200, 600}});
+  check_decode<Gqa<128, dynamic>, Mixed<Int8, Int4<0>>>(
+      {.lengths = {1, 33, 64}, .group = 11, .page_tokens = 3, .exact_sink_pages = 1});
+  using High = KeyValue<Rotated<Centered<Int8>>, Rotated<Int8>>;
+  using Low = KeyValue<Rotated<Int4Channels<32>>, Rotated<Int4<0>>>;
+  check_decode<Gqa<128, dynamic>, Mixed<High, Low>>(
+      {.lengths = {1, 33, 64, 65, 300}, .page_tokens = 32, .exact_sink_pages = 1});
+}
+TEST_CASE("decode of rows that are made fp16 first agrees with ref") {
+  check_decode<Gqa<128, dynamic>, Identity<float>>({.lengths = {1, 33, 65, 600}});
+  check_decode<Gqa<128, dynamic>, Q8_0>(
+      {.lengths = {1, 33, 64}, .group = 11, .page_tokens = 3, .exact_sink_pages = 1});
+  check_decode<Gqa<64, dynamic>, KeyValue<Q8_0, Q4_0>>({.lengths = {1, 33, 64}, .exact_sink_pages = 1});
+  check_decode<Gqa<80, dynamic>, KeyValue<Int4<16>, Int8Groups<8>>>(
+      {.lengths = {1, 33, 64}, .page_tokens = 3});
+  check_decode<Gqa<256, dynamic>, KeyValue<Rotated<Identity<float>>, Rotated<Int4<40>, 8>>>(
+      {.lengths = {1, 33, 64}, .group = 9, .exact_sink_pages = 1});
+}
+
+namespace {
+
+/// Keys whose channels have biases of hundreds, with queries in fp16.
+template <class Quant>
+void check_biased_keys() {
+  constexpr int dims = 128;
+  Random random(3);
+  PagedCache<Gqa<dims, 32>, Quant> cache(CacheConfig{.shape = {1, 1, 32}, .pages = 12, .exact_pages = 4});
+  poison(cache);
+  Step step = cache.begin_step();
+  REQUIRE(step.extend(*step.create(), 161));
+  const Batch batch = step.commit();
+  auto tokens = random_tokens<Gqa<dims, 32>>(random, batch.tokens(), 1);
+  std::vector<float> biases = random.gauss(dims);
+  for (std::size_t i = 0; i < tokens.keys.size(); ++i) tokens.keys[i] += 300.0f * biases[i % dims];
+  REQUIRE(cpu::append(cache.view(LayerId{0}), batch, tokens.args(1), cpu::serial));
+
+  const auto view = cache.view(LayerId{0});
+  BatchView last = batch;
+  const std::int32_t queries[] = {0, 1};
+  last.query_indptr = queries;
+  Attention a = Attention::make<Gqa<dims, 32>>(random, 1, 4);
+  std::vector<fp16> halves(a.queries.size());
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = fp16(0.1f * a.queries[i]);
+  a.args.queries = {halves.data(), a.args.queries.token_stride, a.args.queries.head_stride};
+  const auto expected = ref::attend(view, last, a.args, 4);
+  REQUIRE(expected);
+  const auto plan = cuda::plan_attend(view, simt::config_of(last, 32, 4));
+  REQUIRE(plan);
+  simt::attend(view, last, a.args, *plan, 1);
+  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("biases of keys cost no digits where channels have parameters") {
+  check_biased_keys<KeyValue<Centered<Int8>, Int8>>();
+  check_biased_keys<Int4Channels<32>>();
+  check_biased_keys<Compact4Channels<32>>();
 }

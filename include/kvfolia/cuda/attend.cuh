@@ -23,11 +23,12 @@ namespace kvfolia::inline KVF_ABI::cuda {
 
 namespace detail {
 
-template <class Layout, class Quant, int Tiles, bool General>
-__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles>::threads, DecodeShape<Layout, Quant, Tiles>::blocks)
+template <class Layout, class Quant, int Tiles, bool General, int Format>
+__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles, Format>::threads,
+                                  DecodeShape<Layout, Quant, Tiles, Format>::blocks)
     decode_kernel(const __grid_constant__ DecodeArgs<Layout, Quant> args) {
   DeviceContext ctx;
-  decode<Layout, Quant, Tiles, General>(ctx, args);
+  decode<Layout, Quant, Tiles, General, Format>(ctx, args);
 }
 
 template <class Layout, class Quant>
@@ -42,17 +43,29 @@ inline Result<> launched(cudaError_t error, const char* what) {
   return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
 }
 
-template <class Layout, class Quant, int Tiles, bool General>
+template <int Tiles, bool General, int Format, class Layout, class Quant>
 Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStream_t stream) {
-  constexpr auto kernel = decode_kernel<Layout, Quant, Tiles, General>;
-  constexpr auto shared = DecodeShape<Layout, Quant, Tiles>::shared_bytes;
+  using Shape = DecodeShape<Layout, Quant, Tiles, Format>;
+  constexpr auto kernel = decode_kernel<Layout, Quant, Tiles, General, Format>;
   // Neither synchronises nor allocates; more than 48 KiB have to be asked for, on every device.
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes);
       error != cudaSuccess)
     return launched(error, "cudaFuncSetAttribute (shared memory)");
   kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
-           DecodeShape<Layout, Quant, Tiles>::threads, shared, stream>>>(args);
+           Shape::threads, Shape::shared_bytes, stream>>>(args);
   return launched(cudaGetLastError(), "decode kernel");
+}
+
+/// The kernel of a pass: with two coded formats there is a general one alone.
+template <int Tiles, int Pass, class Layout, class Quant>
+Result<> launch_pass(const DecodeArgs<Layout, Quant>& args, Grid grid, bool plain, cudaStream_t stream) {
+  constexpr int format = pass_format<Quant>(Pass);
+  if constexpr (pass_count<Quant> == 1)
+    if (plain) return launch_decode<Tiles, false, format>(args, grid, stream);
+  if (auto ok = launch_decode<Tiles, true, format>(args, grid, stream); !ok) return ok;
+  if constexpr (Pass + 1 < pass_count<Quant>) return launch_pass<Tiles, Pass + 1>(args, grid, plain, stream);
+  return {};
 }
 
 }  // namespace detail
@@ -76,17 +89,15 @@ Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, co
     const bool plain = detail::is_plain(args, view.window);
     Result<> ok;
     if (plan.tiles == 1)
-      ok = plain ? detail::launch_decode<Layout, Quant, 1, false>(kernel_args, grid, stream)
-                 : detail::launch_decode<Layout, Quant, 1, true>(kernel_args, grid, stream);
+      ok = detail::launch_pass<1, 0>(kernel_args, grid, plain, stream);
     else if constexpr (Layout::key_dim <= 128)
-      ok = plain ? detail::launch_decode<Layout, Quant, 2, false>(kernel_args, grid, stream)
-                 : detail::launch_decode<Layout, Quant, 2, true>(kernel_args, grid, stream);
+      ok = detail::launch_pass<2, 0>(kernel_args, grid, plain, stream);
     if (!ok) return ok;
   }
   const Grid merge = plan.merge_grid(batch.rows);
   detail::merge_kernel<Layout, Quant><<<
       dim3(static_cast<unsigned>(merge.x), static_cast<unsigned>(merge.y), static_cast<unsigned>(merge.z)),
-      detail::merge_threads, 0, stream>>>(kernel_args);
+      detail::merge_threads, detail::merge_shared_bytes<Layout, Quant>, stream>>>(kernel_args);
   return detail::launched(cudaGetLastError(), "merge kernel");
 }
 

@@ -9,6 +9,7 @@
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/paged_view.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
@@ -17,16 +18,25 @@ inline constexpr float log2_e = 1.4426950408889634f;
 inline constexpr float ln_2 = 0.6931471805599453f;
 KVF_INLINE KVF_HD constexpr float minus_infinity() { return -__builtin_huge_valf(); }
 
-/// Results of splits: of query token t, head h, split s at (t * heads + h) * splits + s.
+/// Results of splits, [query token][query head][pass][split]: keys of one format are read in one pass.
 struct Partials {
   float* out;  ///< [...][value_dim], divided by the sum of weights
   float* lse;  ///< [...]
+  int passes;
   int splits;  ///< of the longest row
 
-  KVF_INLINE KVF_HD std::int64_t at(std::int64_t token, int heads, int head, int split) const {
-    return (token * heads + head) * splits + split;
+  KVF_INLINE KVF_HD std::int64_t at(std::int64_t token, int heads, int head, int pass, int split) const {
+    return ((token * heads + head) * passes + pass) * splits + split;
   }
 };
+
+/// Passes over a row's keys, and the format that each reads. Pages that are not coded are the first one's.
+template <class Quant>
+inline constexpr int pass_count = is_mixed<Quant> ? 2 : 1;
+template <class Quant>
+KVF_INLINE KVF_HD constexpr int pass_format(int pass) {
+  return pass == 0 ? coded_format : low_format<Quant>;
+}
 
 template <class Layout, class Quant>
 struct DecodeArgs {

@@ -38,21 +38,22 @@ class ExactTokens {
     KVF_UNROLLED (r, 4) {
       const int first = key_dim_of(KeyShape::kind, step, quad_, r / 2, 0);
       const int second = key_dim_of(KeyShape::kind, step, quad_, r / 2, 1);
-      a[r] = pack<Ctx, false>(element(keys_[r % 2], first, Layout::key_dim),
-                              element(keys_[r % 2], second, Layout::key_dim));
+      a[r] = pack<Ctx, false>(element<KeyCode>(keys_[r % 2], first, Layout::key_dim),
+                              element<KeyCode>(keys_[r % 2], second, Layout::key_dim));
     }
   }
   KVF_INLINE KVF_HD void value_operand(int tile, std::uint32_t (&a)[4]) {
     KVF_UNROLLED (r, 4) {
       const int dim = value_dim_of(ValueShape::kind, tile, line_, r % 2);
-      a[r] = pack<Ctx, false>(element(values_[r / 2][0], dim, Layout::value_dim),
-                              element(values_[r / 2][1], dim, Layout::value_dim));
+      a[r] = pack<Ctx, false>(element<ValueCode>(values_[r / 2][0], dim, Layout::value_dim),
+                              element<ValueCode>(values_[r / 2][1], dim, Layout::value_dim));
     }
   }
 
  private:
   static constexpr int exact = exact_format<Quant>;
-  using Code = typename Quant::Exact::Code;
+  using KeyCode = typename KeySide<typename Quant::Exact>::Code;
+  using ValueCode = typename ValueSide<typename Quant::Exact>::Code;
 
   /// Where a token's row begins; null if it is none of such a page.
   KVF_INLINE KVF_HD const std::byte* row(const PlaneView& plane, int head, SharedOffset stage, int token) {
@@ -62,6 +63,7 @@ class ExactTokens {
     return plane.tile(entry.page(), head) +
            ctx_.template load_shared<std::int32_t>(at + Shape::slots) * plane.slot_stride;
   }
+  template <class Code>
   KVF_INLINE KVF_HD float element(const std::byte* row, int dim, int dims) {
     if (!row || dim >= dims) return 0.0f;
     return static_cast<float>(ctx_.load(reinterpret_cast<const Code*>(row) + dim));

@@ -7,10 +7,12 @@
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/fp16.hpp"
 #include "kvfolia/core/tensor.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
+#include "kvfolia/cuda/decode_channels.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
 #include "kvfolia/cuda/unpack.hpp"
 
@@ -37,6 +39,29 @@ struct Columns {
   KVF_INLINE KVF_HD int query(int column) const { return (first + column) / group(); }
   KVF_INLINE KVF_HD int head(int column) const { return kv_head * group() + (first + column) % group(); }
 };
+
+/// Rotates a vector as pages' are, of whose dims a lane of the warp has every 32nd.
+template <class Q, int Dims, class Ctx, int Count>
+KVF_INLINE KVF_HD void rotate(Ctx& ctx, float (&x)[Count]) {
+  constexpr int block = Q::block(Dims);
+  KVF_UNROLL
+  for (int half = 1; half < block && half < warp_size; half *= 2) {
+    KVF_UNROLLED (i, Count) {
+      const float other = ctx.shfl_xor(x[i], half);
+      x[i] = (ctx.lane() & half) != 0 ? other - x[i] : x[i] + other;
+    }
+  }
+  KVF_UNROLL
+  for (int half = 1; half * warp_size < block; half *= 2) {
+    KVF_UNROLLED (i, Count) {
+      if ((i & half) != 0) continue;
+      const float a = x[i], b = x[i + half];
+      x[i] = a + b;
+      x[i + half] = a - b;
+    }
+  }
+  KVF_UNROLLED (i, Count) x[i] *= Q::factor(Dims);
+}
 
 /// Queries in shared memory, as 16-bit numbers. All of a block have a part in stage(); what it gives may be
 /// read behind a barrier.
@@ -65,6 +90,9 @@ class StagedQueries {
       KVF_UNROLLED (i, dims_per_lane) {
         const int dim = i * warp_size + ctx_.lane();
         x[i] = exists && dim < Layout::key_dim ? load_element(ctx_, args().args.queries, at + dim) : 0.0f;
+      }
+      if constexpr (rotates<typename Shape::Key>) rotate<typename Shape::Key, Layout::key_dim>(ctx_, x);
+      KVF_UNROLLED (i, dims_per_lane) {
         const float magnitude = x[i] < 0.0f ? -x[i] : x[i];
         largest = Ctx::max(largest, magnitude);
       }
@@ -81,11 +109,11 @@ class StagedQueries {
         store_pair(Shape::queries, column, dim, rounded);
         if constexpr (is_bf16)
           store_pair(Shape::query_rests, column, dim,
-                     pack<Ctx, true>(x[i] * down - half_of<true>(rounded), 0.0f));
+                     pack<Ctx, true>(x[i] * down - number_of(rounded), 0.0f));
         // What offsets are multiplied by is what codes are.
-        x[i] = half_of<is_bf16>(rounded);
+        x[i] = number_of(rounded);
       }
-      if constexpr (Shape::key_offset) {
+      if constexpr (KeyShape::token_offset) {
         KVF_UNROLLED (group, KeyShape::groups) {
           float sum = 0.0f;
           KVF_UNROLLED (i, dims_per_lane) {
@@ -131,10 +159,8 @@ class StagedQueries {
   static KVF_INLINE KVF_HD SharedOffset query_at(int column, int dim) {
     return static_cast<SharedOffset>(column * Shape::query_pitch + dim * 2);
   }
-  template <bool Bf16>
-  static KVF_INLINE KVF_HD float half_of(std::uint32_t word) {
-    const auto half = static_cast<std::uint16_t>(word);
-    return Bf16 ? static_cast<float>(bf16::from_bits(half)) : static_cast<float>(fp16::from_bits(half));
+  static KVF_INLINE KVF_HD float number_of(std::uint32_t word) {
+    return is_bf16 ? static_cast<float>(bf16::from_bits(static_cast<std::uint16_t>(word))) : half_of(word, 0);
   }
 
   /// Dims beyond the last one are 0.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
 #include "kvfolia/cuda/decode_queries.hpp"
@@ -35,8 +36,9 @@ KVF_INLINE KVF_HD void write_results(Ctx& ctx, const Columns<Layout, Quant>& col
     }
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     const int head = columns.head(column);
-    const std::int64_t at =
-        args.partials.at(columns.row.first_query + columns.query(column), args.query_heads, head, split);
+    constexpr int pass = Shape::format == coded_format ? 0 : 1;
+    const std::int64_t at = args.partials.at(columns.row.first_query + columns.query(column),
+                                             args.query_heads, head, pass, split);
     KVF_NO_UNROLL
     for (int dim = ctx.thread(); dim < Layout::value_dim; dim += Shape::threads) {
       float out = 0.0f;

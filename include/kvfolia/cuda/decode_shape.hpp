@@ -9,13 +9,18 @@
 // fourth tile: warps meet only at the end.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/page_format.hpp"
 #include "kvfolia/cuda/context.hpp"
+#include "kvfolia/cuda/decode_channels.hpp"
 #include "kvfolia/cuda/unpack.hpp"
+#include "kvfolia/quant/fp4.hpp"
+#include "kvfolia/quant/ggml.hpp"
+#include "kvfolia/quant/identity.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda {
 
@@ -28,21 +33,43 @@ namespace detail {
 
 constexpr int largest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
 
-/// One side, keys or values, of a tile in shared memory.
+/// Whether scales of half a chunk are multiplied with codes where those are unpacked: both are of so few
+/// digits that fp16 has their products. What is left is one factor for all, `global`.
+template <class Q>
+inline constexpr bool has_fine_scales = std::is_base_of_v<Nvfp4, Q>;
+
+template <class Q>
+inline constexpr bool is_ggml = std::is_base_of_v<Q8_0, Q> || std::is_base_of_v<Q4_0, Q>;
+
+/// One side, keys or values, of a tile in shared memory, as it lies in pages.
 template <class Q, int Dims>
 struct SideShape {
+  using Quant = Q;
   static constexpr CodeKind kind = code_kind<Q>;
+  static constexpr int dims = Dims;
   static constexpr int row_bytes = kvfolia::code_bytes<Q>(Dims);  ///< of a token, in a page
   static constexpr int unit = largest_unit(row_bytes);            ///< that copies move
   static constexpr int chunks = (row_bytes + 31) / 32 * 2;        ///< of 16 bytes; ldmatrix takes two
   /// Rows of an odd number of chunks: neighbours of eight lie in different banks.
   static constexpr int pitch = (chunks + 1) * 16;
   static constexpr int param_bytes = static_cast<int>(Q::param_bytes(Dims, 1));  ///< of a token
-  /// Groups of dims that share a scale, and the chunks that each has.
-  static constexpr int groups = group_count<Q>(Dims);
-  static constexpr int group_dims = Q::group_dims == 0 ? Dims : Q::group_dims;
-  static constexpr int group_chunks =
-      Q::group_dims == 0 ? chunks : Q::group_dims * kind_bits(kind) / (8 * 16);
+  /// Groups of dims that share what is folded, and the chunks that each has.
+  static constexpr bool one_group = Q::group_dims == 0 || has_fine_scales<Q>;
+  static constexpr int groups = one_group ? 1 : group_count<Q>(Dims);
+  static constexpr int group_dims = one_group ? Dims : Q::group_dims;
+  static constexpr int group_chunks = one_group ? chunks : Q::group_dims * kind_bits(kind) / (8 * 16);
+  /// What is folded into scores, or weights, for each token. Codes' shift is among the offsets of what has
+  /// the scales.
+  static constexpr int shift = code_shift(kind);
+  static constexpr bool token_scale = Q::affine.token_scale;
+  static constexpr bool token_offset = Q::affine.token_offset || (shift != 0 && !Q::affine.channel_scale);
+  /// A block's channels: their bytes in a page, and in a stage of the ring.
+  static constexpr bool has_channels = kvfolia::has_channels<Q>;
+  static constexpr int block_bytes = ChannelFormat<Q>::head_bytes + ChannelFormat<Q>::channel_bytes * Dims;
+  static constexpr int staged_block_bytes = has_channels
+                                                ? (ChannelFormat<Q>::head_bytes + 15) / 16 * 16 +
+                                                      (ChannelFormat<Q>::channel_bytes * Dims + 15) / 16 * 16
+                                                : 0;
   /// Steps of mma along the dims: one for two chunks of 16 bits, one or two for a chunk of others. The last
   /// one may be partly beyond the dims.
   static constexpr int steps =
@@ -52,64 +79,101 @@ struct SideShape {
 /// Parameters of a side's tokens, as rows that are copied like codes.
 template <class Side>
 struct ParamShape {
+  using Quant = typename Side::Quant;
+  static constexpr int dims = Side::dims;
   static constexpr int row_bytes = Side::param_bytes;
-  /// Two bytes are fewer than copies move: those go through registers.
+  /// Rows that no copy's size divides go through registers, in so many loads.
   static constexpr bool copied = row_bytes > 0 && row_bytes % 4 == 0;
-  static constexpr int unit = largest_unit(row_bytes);
+  static constexpr int loads = copied ? 0 : row_bytes % 2 == 0 ? row_bytes / 2 : row_bytes;
+  static constexpr int unit = copied ? largest_unit(row_bytes) : row_bytes % 2 == 0 ? 2 : 1;
   static constexpr int pitch = (row_bytes + 3) / 4 * 4;
 };
+
+/// Whether a side's rows become operands of mma as they are.
+template <class Q>
+constexpr bool reads_codes() {
+  constexpr int bits = kind_bits(code_kind<Q>);
+  constexpr int group_bits = has_fine_scales<Q> ? 64 : 128;
+  return unpacks(code_kind<Q>) && Q::group_dims * bits % group_bits == 0;
+}
+/// Whether they have to be made fp16 first.
+template <class Q>
+constexpr bool expands() {
+  return !reads_codes<Q>() && !kvfolia::has_channels<Q> && (is_ggml<Q> || code_kind<Q> != CodeKind::other);
+}
+/// What products read.
+template <class Q, int Dims>
+using OperandShape = std::conditional_t<expands<Q>(), SideShape<Identity<fp16>, Dims>, SideShape<Q, Dims>>;
 
 /// Whether the kernels read pages of a side.
 template <class Q, int Dims>
 constexpr bool reads_side() {
-  if constexpr (!unpacks(code_kind<Q>))
-    return false;
-  else
-    return Q::seal_tokens == 1 && !has_channels<Q> && !rotates<Q> && SideShape<Q, Dims>::row_bytes % 4 == 0 &&
-           Q::group_dims * kind_bits(code_kind<Q>) % (8 * 16) == 0 &&
-           (SideShape<Q, Dims>::param_bytes % 4 == 0 || SideShape<Q, Dims>::param_bytes == 2);
+  constexpr bool blocks_fit = kvfolia::has_channels<Q> ? Q::seal_tokens % 16 == 0 &&
+                                                             kind_bits(code_kind<Q>) < 16 &&
+                                                             ChannelFormat<Q>::channel_bytes > 0
+                                                       : Q::seal_tokens == 1;
+  return kvfolia::code_bytes<Q>(Dims) % 4 == 0 && (reads_codes<Q>() || expands<Q>()) && blocks_fit;
 }
 
-/// `Tiles` of eight columns.
-template <class Layout, class Quant, int Tiles>
+/// `Tiles` of eight columns, and pages of one of a cache's formats.
+template <class Layout, class Quant, int Tiles, int Format = coded_format>
 struct DecodeShape {
-  using Key = KeySide<Quant>;
-  using Value = ValueSide<Quant>;
-  using KeyShape = SideShape<Key, Layout::key_dim>;
-  using ValueShape = SideShape<Value, Layout::value_dim>;
-  using KeyParams = ParamShape<KeyShape>;
-  using ValueParams = ParamShape<ValueShape>;
+  static constexpr int format = Format;
+  static constexpr int tiles = Tiles;
+  using Key = KeySide<FormatQuant<Format, Quant>>;
+  using Value = ValueSide<FormatQuant<Format, Quant>>;
+  // As pages have them, and as products read them.
+  using KeyRows = SideShape<Key, Layout::key_dim>;
+  using ValueRows = SideShape<Value, Layout::value_dim>;
+  using KeyParams = ParamShape<KeyRows>;
+  using ValueParams = ParamShape<ValueRows>;
+  static constexpr bool expands_keys = expands<Key>();
+  static constexpr bool expands_values = expands<Value>();
+  using KeyShape = OperandShape<Key, Layout::key_dim>;
+  using ValueShape = OperandShape<Value, Layout::value_dim>;
 
-  // What there is to be folded, codes' shifts among the offsets.
-  static constexpr bool key_offset = Key::affine.token_offset || code_shift(KeyShape::kind) != 0.0f;
-  static constexpr bool value_scale = Value::affine.token_scale;
-  static constexpr bool value_offset = Value::affine.token_offset || code_shift(ValueShape::kind) != 0.0f;
   /// Tiles of sixteen dims of values, those beyond the last dim too.
   static constexpr int value_tiles = ValueShape::chunks * 8 / kind_bits(ValueShape::kind);
 
   static constexpr bool several_formats = format_count<Quant> > 1;
+  /// Pages that are not coded are read with those of the first format.
+  static constexpr bool reads_exact = Format == coded_format && exact_format<Quant> != coded_format;
   static constexpr int warps = 4;
   static constexpr int threads = warps * warp_size;
   static constexpr int columns = 8 * Tiles;
   /// Blocks of a multiprocessor that registers must suffice for.
   static constexpr int blocks = Tiles == 1 && Layout::key_dim <= 128 && Layout::value_dim <= 128 ? 3 : 2;
   static constexpr int row_bytes =
-      KeyShape::row_bytes > ValueShape::row_bytes ? KeyShape::row_bytes : ValueShape::row_bytes;
-  /// Parts of 16 tokens that a tile has: two of short rows, unless what groups need fills the registers.
-  static constexpr int parts = row_bytes >= 128 || KeyShape::groups > 1 || ValueShape::groups > 1 ? 1 : 2;
+      KeyRows::row_bytes > ValueRows::row_bytes ? KeyRows::row_bytes : ValueRows::row_bytes;
+  static constexpr bool has_channels = KeyShape::has_channels || ValueShape::has_channels;
+  /// Whether what a tile needs beside sums leaves no registers for a second part.
+  static constexpr bool fills_registers = KeyShape::groups > 1 || ValueShape::groups > 1 ||
+                                          (has_channels && (Tiles > 1 || is_mixed<Quant>));
+  /// Whether a tile of two parts is of one block.
+  static constexpr bool has_long_blocks = Key::seal_tokens % 32 != 16 && Value::seal_tokens % 32 != 16;
+  /// Parts of 16 tokens that a tile has: two of short rows, or where a block's channels serve both.
+  static constexpr int parts = (row_bytes < 128 || has_channels) && has_long_blocks && !fills_registers &&
+                                       !expands_keys && !expands_values
+                                   ? 2
+                                   : 1;
   static constexpr int tokens = 16 * parts;  ///< of a tile
   static constexpr int stages = 3;           ///< of a warp's ring
 
   // A stage, in bytes from its beginning.
   static constexpr SharedOffset keys = 0;
-  static constexpr SharedOffset values = keys + tokens * KeyShape::pitch;
-  static constexpr SharedOffset key_params = values + tokens * ValueShape::pitch;
+  static constexpr SharedOffset values = keys + tokens * KeyRows::pitch;
+  static constexpr SharedOffset key_params = values + tokens * ValueRows::pitch;
   static constexpr SharedOffset value_params = key_params + tokens * KeyParams::pitch;
-  static constexpr SharedOffset positions = value_params + tokens * ValueParams::pitch;
+  static constexpr SharedOffset key_channels = (value_params + tokens * ValueParams::pitch + 15) / 16 * 16;
+  static constexpr SharedOffset value_channels = key_channels + KeyShape::staged_block_bytes;
+  static constexpr SharedOffset positions = value_channels + ValueShape::staged_block_bytes;
   static constexpr SharedOffset entries = positions + tokens * 4;
-  static constexpr SharedOffset slots = entries + (several_formats ? tokens * 4 : 0);
-  static constexpr SharedOffset stage_bytes = (slots + (several_formats ? tokens * 4 : 0) + 15) / 16 * 16;
-  static constexpr SharedOffset ring_bytes = stage_bytes * stages;
+  static constexpr SharedOffset slots = entries + (reads_exact ? tokens * 4 : 0);
+  static constexpr SharedOffset stage_bytes = (slots + (reads_exact ? tokens * 4 : 0) + 15) / 16 * 16;
+  // Behind the stages of a warp's ring: a tile's rows made fp16, where they are.
+  static constexpr SharedOffset fp16_keys = stage_bytes * stages;
+  static constexpr SharedOffset fp16_values = fp16_keys + (expands_keys ? tokens * KeyShape::pitch : 0);
+  static constexpr SharedOffset ring_bytes = fp16_values + (expands_values ? tokens * ValueShape::pitch : 0);
 
   // Behind the rings: queries as mma's operands, [column][key_dim], rows that lie in different banks; then
   // of every column its factor and the sums of its elements, a group each.

@@ -10,9 +10,12 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/ids.hpp"
 #include "kvfolia/core/paged_view.hpp"
+#include "kvfolia/core/tile.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
+#include "kvfolia/cuda/decode_channels.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
+#include "kvfolia/layout/orders.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
@@ -72,15 +75,19 @@ class TileLoader {
       stage_ = stage;
       if (ctx_.lane() < Shape::tokens) {
         const auto at = stage + static_cast<SharedOffset>(ctx_.lane() * 4);
-        ctx_.store_shared(at + Shape::positions, entry_ < 0 ? -1 : position_);
-        if constexpr (Shape::several_formats) {
+        // Pages of other formats are read where they lie, or by another kernel.
+        const bool coded =
+            entry_ >= 0 && (!Shape::several_formats || TableEntry{entry_}.format() == Shape::format);
+        const bool exact =
+            Shape::reads_exact && entry_ >= 0 && TableEntry{entry_}.format() == exact_format<Quant>;
+        ctx_.store_shared(at + Shape::positions, coded || exact ? position_ : -1);
+        if constexpr (Shape::reads_exact) {
           ctx_.store_shared(at + Shape::entries, entry_);
           ctx_.store_shared(at + Shape::slots, slot_);
-          // Pages of other formats are read where they lie.
-          if (entry_ >= 0 && TableEntry{entry_}.format() != coded_format) entry_ = -1;
         }
+        if constexpr (Shape::several_formats) entry_ = coded ? TableEntry{entry_}.page().value : -1;
       }
-      const FormatView& format = view_.formats[coded_format];
+      const FormatView& format = view_.formats[Shape::format];
       if (in_runs_) {
         const std::uint32_t valid = ctx_.ballot(ctx_.lane() < Shape::tokens && entry_ >= 0);
         KVF_UNROLLED (part, Shape::parts) {
@@ -98,8 +105,9 @@ class TileLoader {
           copy_rows<typename decltype(side)::type>(plane, to);
         });
       }
-      key_param_ = read_param<typename Shape::KeyParams>(format.key_params);
-      value_param_ = read_param<typename Shape::ValueParams>(format.value_params);
+      if constexpr (Shape::has_channels) copy_blocks(format, stage);
+      read_params<typename Shape::KeyParams>(format.key_params, key_params_);
+      read_params<typename Shape::ValueParams>(format.value_params, value_params_);
       holds_params_ = true;
       next_ += stride_;
       look_up();
@@ -108,15 +116,56 @@ class TileLoader {
   }
 
  private:
-  /// f(plane, its shape, where it comes to) for all that is copied.
+  using PageTile = Tile<SlotMajor, const std::byte>;
+
+  /// f(plane, its shape, where it comes to) for all that tokens have and that is copied.
   template <class F>
-  KVF_INLINE KVF_HD static void each_plane(const FormatView& format, SharedOffset stage, const F& f) {
-    f(format.keys, std::type_identity<typename Shape::KeyShape>(), stage + Shape::keys);
-    f(format.values, std::type_identity<typename Shape::ValueShape>(), stage + Shape::values);
+  KVF_INLINE KVF_HD void each_plane(const FormatView& format, SharedOffset stage, const F& f) const {
+    f(format.keys, std::type_identity<typename Shape::KeyRows>(), stage + Shape::keys);
+    f(format.values, std::type_identity<typename Shape::ValueRows>(), stage + Shape::values);
     if constexpr (Shape::KeyParams::copied)
-      f(format.key_params, std::type_identity<typename Shape::KeyParams>(), stage + Shape::key_params);
+      f(token_params<typename Shape::KeyParams>(format.key_params),
+        std::type_identity<typename Shape::KeyParams>(), stage + Shape::key_params);
     if constexpr (Shape::ValueParams::copied)
-      f(format.value_params, std::type_identity<typename Shape::ValueParams>(), stage + Shape::value_params);
+      f(token_params<typename Shape::ValueParams>(format.value_params),
+        std::type_identity<typename Shape::ValueParams>(), stage + Shape::value_params);
+  }
+  /// The part of a plane of parameters that has those of tokens: Centered has means in front of them.
+  template <class Params>
+  KVF_INLINE KVF_HD PlaneView token_params(PlaneView plane) const {
+    if constexpr (requires(PageTile tile) { Params::Quant::inner_tile(tile); }) {
+      const PageTile inner = Params::Quant::inner_tile(page_tile<Params>(plane.base));
+      plane.base = const_cast<std::byte*>(inner.params);
+      plane.slot_stride = inner.param_stride;
+    }
+    return plane;
+  }
+  template <class Params>
+  KVF_INLINE KVF_HD PageTile page_tile(const std::byte* params) const {
+    return {nullptr, params, Params::dims, page_tokens_, 0, 0};
+  }
+
+  /// What the channels of the tile's block have, or zeros.
+  KVF_INLINE KVF_HD void copy_blocks(const FormatView& format, SharedOffset stage) {
+    const PageId page{ctx_.shfl(entry_, 0)};
+    const int slot = ctx_.shfl(slot_, 0);
+    const auto copy_all = [&](const PlaneView& plane, auto side, SharedOffset to) {
+      using Side = typename decltype(side)::type;
+      if constexpr (Side::has_channels) {
+        using Q = typename Side::Quant;
+        const auto* from = static_cast<const std::byte*>(
+            ChannelFormat<Q>::block(page_tile<Side>(page.value < 0 ? plane.base : plane.tile(page, head_)),
+                                    page.value < 0 ? 0 : slot));
+        constexpr int unit = largest_unit(Side::block_bytes);
+        KVF_NO_UNROLL
+        for (int at = ctx_.lane() * unit; at < Side::block_bytes; at += warp_size * unit)
+          ctx_.template cp_async<unit>(to + StagedChannels<Ctx, Q>::begin + static_cast<SharedOffset>(at),
+                                       from + at, page.value >= 0);
+      }
+    };
+    copy_all(format.key_params, std::type_identity<typename Shape::KeyRows>(), stage + Shape::key_channels);
+    copy_all(format.value_params, std::type_identity<typename Shape::ValueRows>(),
+             stage + Shape::value_channels);
   }
 
   /// Where the next tile's tokens are; a lane each.
@@ -196,26 +245,36 @@ class TileLoader {
     }
   }
 
-  /// The lane's token's parameters of two bytes: on their way while the next load() is not there.
+  /// The lane's token's parameters that cannot be copied: on their way while the next load() is not there.
   template <class Params>
-  KVF_INLINE KVF_HD std::uint32_t read_param(const PlaneView& plane) {
-    if constexpr (Params::row_bytes != 2) {
-      return 0;
-    } else {
-      if (entry_ < 0) return 0;
-      return ctx_.load(reinterpret_cast<const std::uint16_t*>(plane.tile(PageId{entry_}, head_) +
-                                                              slot_ * plane.slot_stride));
+  static constexpr int param_words = (Params::loads * Params::unit + 3) / 4;
+  template <class Params, int Words>
+  KVF_INLINE KVF_HD void read_params(const PlaneView& plane, std::uint32_t (&words)[Words]) {
+    if constexpr (Params::loads > 0) {
+      KVF_UNROLLED (i, Words) words[i] = 0;
+      if (entry_ < 0) return;
+      using Unit = std::conditional_t<Params::unit == 2, std::uint16_t, std::uint8_t>;
+      const PlaneView params = token_params<Params>(plane);
+      const auto* from =
+          reinterpret_cast<const Unit*>(params.tile(PageId{entry_}, head_) + slot_ * params.slot_stride);
+      KVF_UNROLLED (i, Params::loads)
+        words[i * Params::unit / 4] |= static_cast<std::uint32_t>(ctx_.load(from + i))
+                                       << i * Params::unit % 4 * 8;
     }
   }
   KVF_INLINE KVF_HD void keep_params() {
     if (!holds_params_) return;
     holds_params_ = false;
     if (ctx_.lane() >= Shape::tokens) return;
-    const auto at = static_cast<SharedOffset>(ctx_.lane() * 4);
-    if constexpr (Shape::KeyParams::row_bytes == 2)
-      ctx_.store_shared(stage_ + Shape::key_params + at, key_param_);
-    if constexpr (Shape::ValueParams::row_bytes == 2)
-      ctx_.store_shared(stage_ + Shape::value_params + at, value_param_);
+    store_params<typename Shape::KeyParams>(stage_ + Shape::key_params, key_params_);
+    store_params<typename Shape::ValueParams>(stage_ + Shape::value_params, value_params_);
+  }
+  template <class Params, int Words>
+  KVF_INLINE KVF_HD void store_params(SharedOffset to, const std::uint32_t (&words)[Words]) {
+    if constexpr (Params::loads > 0) {
+      KVF_UNROLLED (i, Words)
+        ctx_.store_shared(to + static_cast<SharedOffset>(ctx_.lane() * Params::pitch + i * 4), words[i]);
+    }
   }
 
   Ctx& ctx_;
@@ -235,8 +294,8 @@ class TileLoader {
   std::int32_t slot_ = 0;
   std::int32_t position_ = 0;
   // Of the last one.
-  std::uint32_t key_param_ = 0;
-  std::uint32_t value_param_ = 0;
+  std::uint32_t key_params_[Shape::KeyParams::loads > 0 ? param_words<typename Shape::KeyParams> : 1];
+  std::uint32_t value_params_[Shape::ValueParams::loads > 0 ? param_words<typename Shape::ValueParams> : 1];
   SharedOffset stage_ = 0;
   bool holds_params_ = false;
 };

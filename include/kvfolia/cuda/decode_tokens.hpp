@@ -29,35 +29,47 @@ struct GroupParams {
   float offset = 0.0f;
 };
 
+/// What has the parameters of tokens: Centered keeps another's beside means.
+template <class Q>
+KVF_INLINE KVF_HD constexpr const auto& token_quant(const Q& quant) {
+  if constexpr (requires { quant.inner; })
+    return quant.inner;
+  else
+    return quant;
+}
+
 /// One side's, from a stage of the ring. Tokens that are not there, or not coded, have zeros there.
-template <class Side, class Ctx, class Q>
-KVF_INLINE KVF_HD GroupParams read_group(Ctx& ctx, const Q& quant, SharedOffset params, int token,
-                                         int group) {
-  constexpr float shift = code_shift(Side::kind);
+template <class Side, class Ctx>
+KVF_INLINE KVF_HD GroupParams read_group(Ctx& ctx, const typename Side::Quant& quant, SharedOffset params,
+                                         int token, int group) {
   const StagedParams<Ctx> staged{ctx, params, ParamShape<Side>::pitch};
+  const auto& of_tokens = token_quant(quant);
   GroupParams p;
-  if constexpr (Q::affine.token_scale) p.scale = quant.token_scale(staged, token, group);
-  if constexpr (Q::affine.token_offset) p.offset = quant.token_offset(staged, token, group);
-  if constexpr (shift != 0.0f) p.offset += shift * p.scale;
+  if constexpr (has_fine_scales<typename Side::Quant>)
+    p.scale = quant.global;
+  else if constexpr (Side::token_scale)
+    p.scale = of_tokens.token_scale(staged, token, group);
+  if constexpr (Side::Quant::affine.token_offset) p.offset = of_tokens.token_offset(staged, token, group);
+  if constexpr (Side::shift != 0 && Side::token_offset) p.offset += static_cast<float>(Side::shift) * p.scale;
   return p;
 }
 
 template <class Shape, class Ctx, class Quant>
 KVF_INLINE KVF_HD TokenFacts read_token(Ctx& ctx, const Quant& quant, SharedOffset stage, int token) {
+  using Side = typename Shape::ValueShape;
   const auto at = stage + static_cast<SharedOffset>(token * 4);
   TokenFacts f{ctx.template load_shared<std::int32_t>(at + Shape::positions)};
-  if constexpr (Shape::several_formats) {
+  if constexpr (Shape::reads_exact) {
     const TableEntry entry{ctx.template load_shared<std::int32_t>(at + Shape::entries)};
-    f.exact = !entry.absent() && entry.format() != coded_format;
+    f.exact = !entry.absent() && entry.format() != Shape::format;
   }
-  if constexpr (Shape::value_scale) {
+  if constexpr (Side::token_scale) {
     if (f.position < 0 || f.exact) return f;
     float largest = 0.0f;
-    KVF_UNROLLED (group, Shape::ValueShape::groups) {
-      const float scale =
-          read_group<typename Shape::ValueShape>(ctx, value_side(format_quant<coded_format>(quant)),
-                                                 stage + Shape::value_params, token, group)
-              .scale;
+    KVF_UNROLLED (group, Side::groups) {
+      const float scale = read_group<Side>(ctx, value_side(format_quant<Shape::format>(quant)),
+                                           stage + Shape::value_params, token, group)
+                              .scale;
       // NaN stays: it makes all of the token's weights NaN.
       if (!(scale <= largest)) largest = scale;
     }

@@ -43,17 +43,34 @@ struct AttendPlan {
   int value_dim = 0;
   int tiles = 1;          ///< of eight columns that a block has
   int column_blocks = 1;  ///< blocks that share a row's columns of a KV head
+  int passes = 1;         ///< over a row's keys: one for each coded format
   int splits = 0;         ///< of the longest row
 
   Grid decode_grid(std::int32_t rows) const { return {splits, kv_heads * column_blocks, rows}; }
   Grid merge_grid(std::int32_t rows) const { return {config.query_heads, config.row_queries, rows}; }
-  std::int64_t states() const { return std::int64_t{config.queries} * config.query_heads * splits; }
+  std::int64_t states() const { return std::int64_t{config.queries} * config.query_heads * passes * splits; }
 
   /// Exactly what attend() needs, aligned to 16 bytes.
   std::size_t workspace_bytes() const {
     return static_cast<std::size_t>(states()) * (static_cast<std::size_t>(value_dim) + 1) * sizeof(float);
   }
 };
+
+namespace detail {
+
+/// Whether kernels read all formats of a quantizer that are coded.
+template <class Layout, class Quant, int Pass = 0>
+constexpr bool reads_formats() {
+  if constexpr (Pass == pass_count<Quant>) {
+    return true;
+  } else {
+    using Coded = FormatQuant<pass_format<Quant>(Pass), Quant>;
+    return reads_side<KeySide<Coded>, Layout::key_dim>() &&
+           reads_side<ValueSide<Coded>, Layout::value_dim>() && reads_formats<Layout, Quant, Pass + 1>();
+  }
+}
+
+}  // namespace detail
 
 /// Whether attend() can do it: the same answer at compile time and at run time.
 template <class Layout, class Quant>
@@ -63,14 +80,13 @@ constexpr bool supported(int query_heads, int kv_heads) {
       if (dims == known) return true;
     return false;
   };
-  if constexpr (Layout::shares_key_value || is_mixed<Quant>)
+  if constexpr (Layout::shares_key_value)
     return false;
   else
     return std::is_same_v<typename Layout::KeyOrder, SlotMajor> &&
            std::is_same_v<typename Layout::ValueOrder, SlotMajor> && has_dims(Layout::key_dim) &&
-           has_dims(Layout::value_dim) && detail::reads_side<KeySide<Quant>, Layout::key_dim>() &&
-           detail::reads_side<ValueSide<Quant>, Layout::value_dim>() && kv_heads > 0 && query_heads > 0 &&
-           query_heads % kv_heads == 0;
+           has_dims(Layout::value_dim) && detail::reads_formats<Layout, Quant>() && kv_heads > 0 &&
+           query_heads > 0 && query_heads % kv_heads == 0;
 }
 
 /// Plans attend() for all layers of this shape.
@@ -90,6 +106,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
   plan.config = config;
   plan.kv_heads = view.kv_heads;
   plan.value_dim = Layout::value_dim;
+  plan.passes = detail::pass_count<Quant>;
   const std::int64_t columns = std::int64_t{config.row_queries} * (config.query_heads / view.kv_heads);
   // Two tiles take registers that 256 dims need themselves.
   plan.tiles = columns > 8 && Layout::key_dim <= 128 ? 2 : 1;
@@ -115,7 +132,34 @@ inline bool is_plain(const AttendArgs& args, Window window) {
 
 template <class Side>
 constexpr int param_alignment_of() {
-  return ParamShape<Side>::copied ? ParamShape<Side>::unit : 2;
+  const int of_tokens = Side::param_bytes > 0 ? ParamShape<Side>::unit : 1;
+  const int of_blocks = Side::has_channels ? largest_unit(Side::block_bytes) : 1;
+  return of_tokens > of_blocks ? of_tokens : of_blocks;
+}
+
+/// Checks that copies of so many bytes fit the planes that kernels read.
+template <class Layout, class Quant, int Pass = 0>
+Result<> check_alignment(const PagedView<Layout, Quant>& view) {
+  using kvfolia::detail::bad_argument;
+  using kvfolia::detail::is_aligned;
+  if constexpr (Pass < pass_count<Quant>) {
+    constexpr int format_number = pass_format<Quant>(Pass);
+    using Coded = FormatQuant<format_number, Quant>;
+    using Keys = SideShape<KeySide<Coded>, Layout::key_dim>;
+    using Values = SideShape<ValueSide<Coded>, Layout::value_dim>;
+    const FormatView& format = view.formats[format_number];
+    if (!is_aligned(format.keys, Keys::unit))
+      return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
+    if (!is_aligned(format.values, Values::unit))
+      return bad_argument("view.formats.values (alignment)", 0, Values::unit);
+    constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
+    if (!is_aligned(format.key_params, key_unit))
+      return bad_argument("view.formats.key_params (alignment)", 0, key_unit);
+    if (!is_aligned(format.value_params, value_unit))
+      return bad_argument("view.formats.value_params (alignment)", 0, value_unit);
+    return check_alignment<Layout, Quant, Pass + 1>(view);
+  }
+  return {};
 }
 
 /// Everything attend() could be given wrongly that the host can see.
@@ -130,19 +174,7 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   if (!batch.query_indptr && batch.rows > plan.config.queries)
     return bad_argument("batch.rows (queries)", batch.rows, plan.config.queries);
   if (auto ok = kvfolia::detail::validate_arrays(batch); !ok) return ok;
-  using kvfolia::detail::is_aligned;
-  using Keys = SideShape<KeySide<Quant>, Layout::key_dim>;
-  using Values = SideShape<ValueSide<Quant>, Layout::value_dim>;
-  const FormatView& format = view.formats[coded_format];
-  if (!is_aligned(format.keys, Keys::unit))
-    return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
-  if (!is_aligned(format.values, Values::unit))
-    return bad_argument("view.formats.values (alignment)", 0, Values::unit);
-  constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
-  if (Keys::param_bytes > 0 && !is_aligned(format.key_params, key_unit))
-    return bad_argument("view.formats.key_params (alignment)", 0, key_unit);
-  if (Values::param_bytes > 0 && !is_aligned(format.value_params, value_unit))
-    return bad_argument("view.formats.value_params (alignment)", 0, value_unit);
+  if (auto ok = check_alignment(view); !ok) return ok;
   if (auto ok = kvfolia::detail::validate(args, plan.config.queries, plan.config.query_heads); !ok) return ok;
   if (workspace_bytes < plan.workspace_bytes())
     return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),
@@ -159,7 +191,7 @@ DecodeArgs<Layout, Quant> decode_args(const PagedView<Layout, Quant>& view, cons
   return {view,
           batch,
           args,
-          {workspace, workspace + plan.states() * plan.value_dim, plan.splits},
+          {workspace, workspace + plan.states() * plan.value_dim, plan.passes, plan.splits},
           plan.config.query_heads,
           plan.config.split_tokens,
           plan.column_blocks,

@@ -37,9 +37,9 @@ constexpr bool unpacks(CodeKind kind) {
 /// Pairs of numbers that a register's codes become.
 KVF_INLINE KVF_HD constexpr int pairs_per_register(CodeKind kind) { return 16 / kind_bits(kind); }
 
-/// What unpacked numbers are less than codes: those of uint4 are read as from -8 to 7, which products with
-/// rounded factors lose less of.
-KVF_INLINE KVF_HD constexpr float code_shift(CodeKind kind) { return kind == CodeKind::uint4 ? 8.0f : 0.0f; }
+/// What unpacked numbers are less than codes: those of uint4 are from -8 to 7, which products with rounded
+/// factors lose less of.
+KVF_INLINE KVF_HD constexpr int code_shift(CodeKind kind) { return kind == CodeKind::uint4 ? 8 : 0; }
 
 /// The dim of a key that element `e` of register 2 * `half` (A) or `half` (B) of a lane's operand is, in the
 /// step-th mma along the dims. `quad` is lane % 4.

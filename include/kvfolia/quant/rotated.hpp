@@ -27,6 +27,8 @@ struct Rotated : Q {
     return dims % block(dims) == 0 && kvfolia::fits<Q>(dims);
   }
 
+  /// What sums and differences are multiplied by: 1 / sqrt(block).
+  KVF_INLINE KVF_HD static constexpr float factor(int dims) { return inverse_root(block(dims)); }
   /// x becomes H x / sqrt(block) in every block. Sums and differences of two numbers in a fixed order:
   /// the same bits everywhere.
   KVF_INLINE KVF_HD void rotate(float* x, int dims) const {
@@ -38,9 +40,8 @@ struct Rotated : Q {
           x[j] = a + b;
           x[j + half] = a - b;
         }
-    const float factor = inverse_root(size);
     // Fused, so that no compiler fuses the product with what comes behind it.
-    for (int d = 0; d < dims; ++d) x[d] = __builtin_fmaf(x[d], factor, 0.0f);
+    for (int d = 0; d < dims; ++d) x[d] = __builtin_fmaf(x[d], factor(dims), 0.0f);
   }
   /// The transform is its own inverse.
   KVF_INLINE KVF_HD void unrotate(float* x, int dims) const { rotate(x, dims); }

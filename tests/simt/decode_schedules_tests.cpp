@@ -1,0 +1,82 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// That nothing depends on which warp or block runs when: fifty schedules of small ragged batches, with every
+// kind of pages, page sizes and groups; fewer of all groups, and of long sequences.
+
+#include "simt/decode_check.hpp"
+
+using namespace kvfolia_tests;
+using simt::check_decode;
+
+namespace {
+
+template <class Quant>
+void check_schedules(std::initializer_list<int> page_sizes) {
+  using Layout = Gqa<128, dynamic>;
+  const int last = *(page_sizes.end() - 1);
+  for (const int page_tokens : page_sizes)
+    for (const int group : {1, 5, 8, 16})
+      check_decode<Layout, Quant>(
+          {.lengths = {3, 37}, .kv_heads = 1, .group = group, .page_tokens = page_tokens, .seeds = 50});
+  for (int group = 1; group <= 16; ++group)
+    check_decode<Layout, Quant>(
+        {.lengths = {3, 37}, .kv_heads = 1, .group = group, .page_tokens = last, .seeds = 3});
+  // Sanitizers take their time.
+  if (simt::most_seeds > 3)
+    check_decode<Layout, Quant>(
+        {.lengths = {4096, 1000, 2047}, .kv_heads = 1, .group = 5, .page_tokens = last, .seeds = 2});
+}
+template <class Quant>
+void check_schedules() {
+  check_schedules<Quant>({1, 3, 16, 64});
+}
+/// Pages hold whole blocks.
+template <class Quant>
+void check_block_schedules() {
+  check_schedules<Quant>({32, 64});
+}
+
+}  // namespace
+
+TEST_CASE("any schedule of 16-bit pages gives the same bits") {
+  check_schedules<Identity<fp16>>();
+  check_schedules<Identity<bf16>>();
+}
+TEST_CASE("any schedule of 8-bit pages gives the same bits") {
+  check_schedules<Int8>();
+  check_schedules<Int8Groups<32>>();
+}
+TEST_CASE("any schedule of fp8 pages gives the same bits") {
+  check_schedules<Fp8<>>();
+  check_schedules<Fp8Tensor<fp8_e5m2>>();
+  check_schedules<Fp8Blocks<fp8_e4m3, 64>>();
+}
+TEST_CASE("any schedule of 4-bit pages gives the same bits") {
+  check_schedules<Int4<0>>();
+  check_schedules<Int4<32>>();
+}
+TEST_CASE("any schedule of symmetric 4-bit pages gives the same bits") {
+  check_schedules<Int4Symmetric<32>>();
+  check_schedules<KeyValue<Int8, Int4<32>>>();
+}
+TEST_CASE("any schedule of fp4 pages gives the same bits") {
+  check_schedules<Nvfp4>();
+  check_schedules<Mxfp4>();
+}
+TEST_CASE("any schedule of pages with parameters a channel gives the same bits") {
+  check_block_schedules<Int4Channels<32>>();
+  check_block_schedules<KeyValue<Int4Channels<32>, Int4<32>>>();
+  check_block_schedules<Compact4Channels<32>>();
+}
+TEST_CASE("any schedule of centred and rotated pages gives the same bits") {
+  check_block_schedules<KeyValue<Centered<Int8>, Int8>>();
+  check_schedules<Rotated<Int8>>();
+}
+TEST_CASE("any schedule of two coded formats gives the same bits") {
+  check_schedules<Mixed<Int8, Int4<0>>>();
+}
+TEST_CASE("any schedule of rows that are made fp16 first gives the same bits") {
+  check_schedules<Identity<float>>();
+  check_schedules<Q8_0>();
+  check_schedules<Q4_0>();
+}
