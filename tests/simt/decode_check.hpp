@@ -34,7 +34,7 @@ inline constexpr int most_seeds = 1000;
 
 /// Sequences of some lengths, each with its newest token's query: the same bits with every seed, and what
 /// ref says.
-template <class Layout, class Quant>
+template <class Layout, class Quant, int Capability = 90>
 void check_decode(const DecodeSetup& setup) {
   CAPTURE(setup.lengths, setup.group, setup.page_tokens);
   Random random(99);
@@ -74,7 +74,7 @@ void check_decode(const DecodeSetup& setup) {
     std::vector<float> first;
     for (int seed = 0; seed < std::min(setup.seeds, most_seeds); ++seed) {
       std::fill(a.out.begin(), a.out.end(), NAN);
-      attend(view, batch, a.args, *plan, static_cast<std::uint64_t>(seed));
+      attend<Capability>(view, batch, a.args, *plan, static_cast<std::uint64_t>(seed));
       if (seed == 0) {
         first = a.out;
         check_close(compare(a.out, a.lse, *expected), decode_tolerance<Quant>);

@@ -63,8 +63,9 @@ struct Ran {
   Counts merge;
 };
 
-/// Plans and runs attend() as a GPU would, with blocks and threads in an order that the seed chooses.
-template <class Layout, class Quant>
+/// Plans and runs attend() as a GPU of a compute capability would, with blocks and threads in an order that
+/// the seed chooses.
+template <int Capability = 90, class Layout, class Quant>
 Ran attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
            const cuda::AttendPlan& plan, std::uint64_t seed, bool counts_requests = false) {
   std::vector<float> workspace(plan.workspace_bytes() / sizeof(float), NAN);
@@ -97,15 +98,16 @@ Ran attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const A
   Ran ran;
   const auto run = [&]<int Tiles, bool General, int Pass>(const auto& self) {
     constexpr int format = cuda::detail::pass_format<Quant>(Pass);
-    using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles, format>;
+    using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles, format, Capability>;
     const cuda::Grid grid = plan.decode_grid(batch.rows);
-    ran.decode = launch({.grid = {grid.x, grid.y, grid.z},
-                         .threads = Shape::threads,
-                         .shared_bytes = Shape::shared_bytes,
-                         .counts_requests = counts_requests},
-                        global, seed, [&](HostContext& ctx) {
-                          cuda::detail::decode<Layout, Quant, Tiles, General, format>(ctx, kernel_args);
-                        });
+    ran.decode =
+        launch({.grid = {grid.x, grid.y, grid.z},
+                .threads = Shape::threads,
+                .shared_bytes = Shape::shared_bytes,
+                .counts_requests = counts_requests},
+               global, seed, [&](HostContext& ctx) {
+                 cuda::detail::decode<Layout, Quant, Tiles, General, format, Capability>(ctx, kernel_args);
+               });
     if constexpr (Pass + 1 < cuda::detail::pass_count<Quant>)
       self.template operator()<Tiles, General, Pass + 1>(self);
   };

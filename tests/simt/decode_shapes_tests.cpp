@@ -41,6 +41,37 @@ TEST_CASE("exact first pages agree with ref beside coded ones") {
   check_decode<Gqa<128, dynamic>, KeyValue<Int4<0>, Int8>>({.lengths = {1, 40, 200}, .exact_sink_pages = 1});
 }
 
+TEST_CASE("GPUs with less shared memory agree with ref") {
+  const simt::DecodeSetup setup{.lengths = {1, 65, 140, 600}, .seeds = 2};
+  check_decode<Gqa<128, dynamic>, Identity<fp16>, 80>(setup);
+  check_decode<Gqa<128, dynamic>, Int8, 86>(setup);
+  check_decode<Gqa<256, dynamic>, Identity<bf16>, 80>(setup);
+  check_decode<Gqa<256, dynamic>, Identity<fp16>, 89>(setup);
+}
+
+TEST_CASE("what a block takes fits every compute capability") {
+  const auto check = []<class Layout, class Quant, int Tiles>() {
+    const auto fits = []<int Capability>() {
+      using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles, 0, Capability>;
+      CAPTURE(Capability, Shape::warps, Shape::stages, Shape::shared_bytes);
+      CHECK(Shape::shared_bytes <= cuda::tuning(Capability).block_bytes);
+      CHECK(Shape::stages >= 2);
+    };
+    fits.template operator()<80>();
+    fits.template operator()<86>();
+    fits.template operator()<89>();
+    fits.template operator()<90>();
+    fits.template operator()<100>();
+  };
+  check.template operator()<Gqa<256>, Identity<bf16>, 1>();
+  check.template operator()<Gqa<256>, Identity<float>, 1>();
+  check.template operator()<Gqa<192>, Identity<float>, 1>();
+  check.template operator()<Gqa<128>, Identity<float>, 2>();
+  check.template operator()<Gqa<128>, Identity<bf16>, 2>();
+  check.template operator()<Gqa<128>, Int8, 2>();
+  check.template operator()<Gqa<128>, Compact4Channels<32>, 2>();
+}
+
 TEST_CASE("any schedule gives the same bits") {
   check_decode<Gqa<128, dynamic>, Int8>(
       {.lengths = {5, 131}, .kv_heads = 1, .group = 5, .page_tokens = 3, .seeds = 50});

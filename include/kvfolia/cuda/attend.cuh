@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/batch_view.hpp"
@@ -18,17 +19,25 @@
 #include "kvfolia/cuda/device_context.cuh"
 #include "kvfolia/cuda/merge.hpp"
 #include "kvfolia/cuda/plan.hpp"
+#include "kvfolia/cuda/tuning.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda {
 
 namespace detail {
 
+/// The compute capability that code is compiled for.
+#if defined(__CUDA_ARCH__)
+inline constexpr int target_capability = tuned_capability(__CUDA_ARCH__ / 10);
+#else
+inline constexpr int target_capability = 90;
+#endif
+
+/// A kernel's registers must suffice for so many blocks of 128 threads, whatever the capability.
 template <class Layout, class Quant, int Tiles, bool General, int Format>
-__global__ void __launch_bounds__(DecodeShape<Layout, Quant, Tiles, Format>::threads,
-                                  DecodeShape<Layout, Quant, Tiles, Format>::blocks)
+__global__ void __launch_bounds__(128, DecodeShape<Layout, Quant, Tiles, Format, 90>::blocks)
     decode_kernel(const __grid_constant__ DecodeArgs<Layout, Quant> args) {
   DeviceContext ctx;
-  decode<Layout, Quant, Tiles, General, Format>(ctx, args);
+  decode<Layout, Quant, Tiles, General, Format, target_capability>(ctx, args);
 }
 
 template <class Layout, class Quant>
@@ -43,17 +52,42 @@ inline Result<> launched(cudaError_t error, const char* what) {
   return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
 }
 
+/// What a kernel is launched with, which depends on the capability that it was compiled for: that of the device,
+/// or an older one.
+struct BlockSize {
+  int threads;
+  std::uint32_t shared_bytes;
+};
+template <class Layout, class Quant, int Tiles, int Format>
+BlockSize decode_block(int capability) {
+  const auto of = [](auto shape) {
+    using Shape = typename decltype(shape)::type;
+    return BlockSize{Shape::threads, Shape::shared_bytes};
+  };
+  switch (tuned_capability(capability)) {
+    case 80: return of(std::type_identity<DecodeShape<Layout, Quant, Tiles, Format, 80>>());
+    case 86: return of(std::type_identity<DecodeShape<Layout, Quant, Tiles, Format, 86>>());
+    case 89: return of(std::type_identity<DecodeShape<Layout, Quant, Tiles, Format, 89>>());
+    case 90: return of(std::type_identity<DecodeShape<Layout, Quant, Tiles, Format, 90>>());
+    default: return of(std::type_identity<DecodeShape<Layout, Quant, Tiles, Format, 100>>());
+  }
+}
+
+/// Neither synchronises nor allocates.
 template <int Tiles, bool General, int Format, class Layout, class Quant>
 Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStream_t stream) {
-  using Shape = DecodeShape<Layout, Quant, Tiles, Format>;
   constexpr auto kernel = decode_kernel<Layout, Quant, Tiles, General, Format>;
-  // Neither synchronises nor allocates; more than 48 KiB have to be asked for, on every device.
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes);
+  cudaFuncAttributes compiled{};
+  if (const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel); error != cudaSuccess)
+    return launched(error, "cudaFuncGetAttributes");
+  const BlockSize block = decode_block<Layout, Quant, Tiles, Format>(compiled.ptxVersion);
+  // More than 48 KiB have to be asked for, on every device.
+  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     static_cast<int>(block.shared_bytes));
       error != cudaSuccess)
     return launched(error, "cudaFuncSetAttribute (shared memory)");
   kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
-           Shape::threads, Shape::shared_bytes, stream>>>(args);
+           static_cast<unsigned>(block.threads), block.shared_bytes, stream>>>(args);
   return launched(cudaGetLastError(), "decode kernel");
 }
 

@@ -63,6 +63,7 @@ class DecodeBlock {
     SharedOffset stage = ring, free = ring;
     KVF_NO_UNROLL
     for (int at = first - ahead * stride; at < end || at < first; at += stride) {
+      loader.keep_params();
       if (at >= first) {
         ctx_.template cp_async_wait<ahead - 1>();
         ctx_.sync_warp();
@@ -98,18 +99,12 @@ class DecodeBlock {
   }
 
   KVF_INLINE KVF_HD void compute(SharedOffset stage) {
+    const auto masks = ctx_.template load_shared<TileMasks>(stage + Shape::masks);
+    if (!ctx_.any(masks.present != 0)) return;
     TokenFacts tokens[Shape::parts][2];
     KVF_UNROLLED (part, Shape::parts) {
       KVF_UNROLLED (half, 2)
         tokens[part][half] = read_token<Shape>(ctx_, args_.view.quant, stage, 16 * part + 8 * half + line_);
-    }
-    // Whole tiles may be of other formats, or be gone.
-    if constexpr (Shape::several_formats) {
-      bool exists = false;
-      KVF_UNROLLED (part, Shape::parts) {
-        KVF_UNROLLED (half, 2) exists = exists || tokens[part][half].position >= 0;
-      }
-      if (!ctx_.any(exists)) return;
     }
     const SharedOffset ring = static_cast<SharedOffset>(ctx_.warp()) * Shape::ring_bytes;
     SharedOffset keys = stage + Shape::keys, values = stage + Shape::values;
@@ -126,16 +121,8 @@ class DecodeBlock {
     }
     float scores[tiles][Shape::parts][4];
     keys_.multiply(stage, keys, scores);
-    bool has_exact[Shape::parts] = {};
-    if constexpr (Shape::reads_exact) {
-      KVF_UNROLLED (part, Shape::parts) {
-        has_exact[part] = ctx_.any(tokens[part][0].exact || tokens[part][1].exact);
-        if (!has_exact[part]) continue;
-        Exact exact(ctx_, args_.view, columns_.kv_head, stage, part);
-        Queries queries(ctx_, columns_);
-        keys_.multiply_exact(exact, queries, tokens[part], part, scores);
-      }
-    }
+    const bool has_exact = Shape::reads_exact && ctx_.any(masks.exact != 0);
+    if (has_exact) multiply_exact_keys(stage, tokens, scores);
     float largest[tiles][2];
     finish_scores(tokens, scores, largest);
     rescale(largest);
@@ -149,30 +136,49 @@ class DecodeBlock {
         }
       }
     }
+    if (has_exact) add_exact_values(stage, scores);
     values_.add(stage, values, tokens, scores);
+  }
+
+  using Tokens = TokenFacts[Shape::parts][2];
+  using Scores = float[tiles][Shape::parts][4];
+
+  KVF_INLINE KVF_HD void multiply_exact_keys(SharedOffset stage, Tokens& tokens, Scores& scores) {
+    if constexpr (Shape::reads_exact) {
+      Queries queries(ctx_, columns_);
+      KVF_UNROLLED (part, Shape::parts) {
+        Exact exact(ctx_, args_.view, columns_.kv_head, stage, part);
+        keys_.multiply_exact(exact, queries, part, scores);
+        KVF_UNROLLED (half, 2)
+          if (exact.has(half)) tokens[part][half] = {tokens[part][half].position};
+      }
+    }
+  }
+  /// Their weights are 0 from then on: what is in place of their codes is not theirs.
+  KVF_INLINE KVF_HD void add_exact_values(SharedOffset stage, Scores& weights) {
     if constexpr (Shape::reads_exact) {
       KVF_UNROLLED (part, Shape::parts) {
-        if (!has_exact[part]) continue;
         Exact exact(ctx_, args_.view, columns_.kv_head, stage, part);
-        values_.add_exact(exact, tokens[part], part, scores);
+        values_.add_exact(exact, part, weights);
+        KVF_UNROLLED (tile, tiles) {
+          KVF_UNROLLED (i, 4)
+            if (exact.has(i / 2)) weights[tile][part][i] = 0.0f;
+        }
       }
     }
   }
 
-  /// Products become scores, to base 2, -infinity where they are not seen; and how large a column's are.
-  /// Logarithms of values' scales join the exponents: weights' products with them are at most 1, too.
-  KVF_INLINE KVF_HD void finish_scores(const TokenFacts (&tokens)[Shape::parts][2],
-                                       float (&scores)[tiles][Shape::parts][4], float (&largest)[tiles][2]) {
+  /// Products become scores, -infinity where they are not seen; and how large a column's are. Logarithms of
+  /// values' scales join them: weights' products with those are at most 1, too.
+  KVF_INLINE KVF_HD void finish_scores(const Tokens& tokens, Scores& scores, float (&largest)[tiles][2]) {
     KVF_UNROLLED (tile, tiles) {
       KVF_UNROLLED (i, 2) {
         largest[tile][i] = maxima_[tile][i];
         KVF_UNROLLED (part, Shape::parts) {
           KVF_UNROLLED (half, 2) {
-            const TokenFacts& token = tokens[part][half];
             float& score = scores[tile][part][2 * half + i];
             score = finish_score<General>(ctx_, columns_, rules_[tile][i], 8 * tile + 2 * quad_ + i, score,
-                                          token.position);
-            if constexpr (has_value_scale) score += token.log_value_scale;
+                                          tokens[part][half]);
             largest[tile][i] = Ctx::max(largest[tile][i], score);
           }
         }
@@ -242,10 +248,10 @@ class DecodeBlock {
 };
 
 /// A block's work: x is the split, y the KV head and block of columns, z the row. Without `General` there is
-/// no window, custom mask, soft-cap or slope.
-template <class Layout, class Quant, int Tiles, bool General, int Format = coded_format, class Ctx>
+/// no window, custom mask, soft-cap or slope. `Capability` is one of those that are tuned.
+template <class Layout, class Quant, int Tiles, bool General, int Format, int Capability, class Ctx>
 KVF_INLINE KVF_HD void decode(Ctx& ctx, const DecodeArgs<Layout, Quant>& args) {
-  using Shape = DecodeShape<Layout, Quant, Tiles, Format>;
+  using Shape = DecodeShape<Layout, Quant, Tiles, Format, Capability>;
   const int kv_head = ctx.block_y() / args.column_blocks;
   const int first_column = ctx.block_y() % args.column_blocks * Shape::columns;
   const DecodeRow row = read_row(ctx, args.batch, ctx.block_z(), kv_head, args.view.page_tokens);

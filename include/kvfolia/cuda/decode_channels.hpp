@@ -34,7 +34,8 @@ struct ChannelUnits {
   float offset = 1.0f;
 };
 
-/// How a quantizer keeps them: `channel_bytes` for every channel, behind `head_bytes` for all of a block.
+/// How a quantizer keeps them: `channel_bytes` for every channel, behind `head_bytes` for all of a block;
+/// blocks behind one another, from the beginning of a page's parameters on.
 template <class Q>
 struct ChannelFormat {
   static constexpr int channel_bytes = 0;
@@ -48,10 +49,6 @@ struct ChannelFormat<Int4Channels<Tokens>> {
   static constexpr int head_bytes = 0;
   static constexpr bool has_units = false;
 
-  template <class Tile>
-  KVF_INLINE KVF_HD static const void* block(Tile tile, int slot) {
-    return Int4Channels<Tokens>::channel_params(tile, slot);
-  }
   /// Of channels a and b of those whose bytes are in `words`.
   template <class Ctx, int Words>
   KVF_INLINE KVF_HD static ChannelPair pair(const std::uint32_t (&words)[Words], int a, int b) {
@@ -72,10 +69,6 @@ struct ChannelFormat<Centered<Q, Tokens>> {
   static constexpr int head_bytes = 0;
   static constexpr bool has_units = false;
 
-  template <class Tile>
-  KVF_INLINE KVF_HD static const void* block(Tile tile, int slot) {
-    return Centered<Q, Tokens>::channel_params(tile, slot);
-  }
   template <class Ctx, int Words>
   KVF_INLINE KVF_HD static ChannelPair pair(const std::uint32_t (&words)[Words], int a, int b) {
     return {0, pair_of_halves<Ctx>(words, a, b)};
@@ -88,10 +81,6 @@ struct ChannelFormat<Compact4Channels<Tokens>> {
   static constexpr int head_bytes = 2 * sizeof(fp16);
   static constexpr bool has_units = true;
 
-  template <class Tile>
-  KVF_INLINE KVF_HD static const void* block(Tile tile, int slot) {
-    return Compact4Channels<Tokens>::block_params(tile, slot);
-  }
   template <class Ctx, int Words>
   KVF_INLINE KVF_HD static ChannelPair pair(const std::uint32_t (&words)[Words], int a, int b) {
     // A scale from 0 to 255 and a min less -128, each as the low bits of an fp16 from 1024 on.

@@ -34,6 +34,9 @@ class ExactTokens {
     }
   }
 
+  /// Whether the token of a row of products that this lane has, line or line + 8, is such a one.
+  KVF_INLINE KVF_HD bool has(int half) const { return keys_[half] != nullptr; }
+
   KVF_INLINE KVF_HD void key_operand(int step, std::uint32_t (&a)[4]) {
     KVF_UNROLLED (r, 4) {
       const int first = key_dim_of(KeyShape::kind, step, quad_, r / 2, 0);
@@ -59,7 +62,7 @@ class ExactTokens {
   KVF_INLINE KVF_HD const std::byte* row(const PlaneView& plane, int head, SharedOffset stage, int token) {
     const auto at = stage + static_cast<SharedOffset>(token * 4);
     const TableEntry entry{ctx_.template load_shared<std::int32_t>(at + Shape::entries)};
-    if (entry.absent() || entry.format() != exact) return nullptr;
+    if (entry.absent()) return nullptr;
     return plane.tile(entry.page(), head) +
            ctx_.template load_shared<std::int32_t>(at + Shape::slots) * plane.slot_stride;
   }

@@ -64,9 +64,11 @@ class KeyProducts {
 
   /// Products with the exact keys of a part, in place of what their absent codes gave.
   KVF_INLINE KVF_HD void multiply_exact(ExactTokens<Ctx, Layout, Quant, Shape>& exact, Queries& queries,
-                                        const TokenFacts (&tokens)[2], int part, Products& products) {
+                                        int part, Products& products) {
     KVF_UNROLLED (tile, tiles) {
-      KVF_UNROLLED (i, 4) products[tile][part][i] = tokens[i / 2].exact ? 0.0f : products[tile][part][i];
+      KVF_UNROLLED (i, 4) {
+        if (exact.has(i / 2)) products[tile][part][i] = 0.0f;
+      }
     }
     KVF_NO_UNROLL
     for (int step = 0; step < Side::steps; ++step) {
@@ -125,7 +127,7 @@ class KeyProducts {
     ChannelSums channels;
     if constexpr (Side::has_channels) {
       clear(channels.offsets);
-      clear(channels.shifts);
+      clear(channels.scales);
     }
     KVF_UNROLL
     for (int chunk = 0; chunk < Side::chunks; chunk += 2) {
@@ -139,8 +141,8 @@ class KeyProducts {
         take_queries(stage, at, queries, channels);
         KVF_UNROLLED (part, Shape::parts) {
           std::uint32_t upper[pairs], lower[pairs];
-          unpack<Ctx, Side::kind, false>(words[part][2 * c], upper);
-          unpack<Ctx, Side::kind, false>(words[part][2 * c + 1], lower);
+          unpack<Ctx, Side::kind, false, Side::is_biased>(words[part][2 * c], upper);
+          unpack<Ctx, Side::kind, false, Side::is_biased>(words[part][2 * c + 1], lower);
           if constexpr (has_fine_scales<typename Side::Quant>) {
             scale_codes(stage, 16 * part + line_, at, upper);
             scale_codes(stage, 16 * part + 8 + line_, at, lower);
@@ -161,7 +163,7 @@ class KeyProducts {
   /// Queries' products with what the channels have: the same for all rows.
   struct ChannelSums {
     float offsets[tiles][1][4];
-    float shifts[tiles][1][4];  ///< with scales, times what codes are shifted by
+    float scales[tiles][1][4];
   };
   /// A chunk's operands, times channels' scales; their products with the channels are added up beside, with
   /// queries that are not yet rounded again.
@@ -183,12 +185,7 @@ class KeyProducts {
           halves[half] =
               channels.pair(key_dim_of(Side::kind, i, 0, half, 0), key_dim_of(Side::kind, i, 0, half, 1));
         add_rows(halves[0].offsets, halves[1].offsets, step, sums.offsets);
-        if constexpr (scales_queries && Side::shift != 0) {
-          static_assert(Side::shift == 8);
-          constexpr std::uint32_t eight = 0x48004800u;
-          add_rows(multiply_fp16x2(halves[0].scales, eight), multiply_fp16x2(halves[1].scales, eight), step,
-                   sums.shifts);
-        }
+        if constexpr (scales_queries) add_rows(halves[0].scales, halves[1].scales, step, sums.scales);
         KVF_UNROLLED (tile, tiles) {
           KVF_UNROLLED (half, 2)
             queries[tile][i][half] = scales_queries
@@ -233,21 +230,31 @@ class KeyProducts {
           read_group<Side>(ctx_, quant(), stage + Shape::key_params, 16 * part + 8 * half + line_, group);
       KVF_UNROLLED (tile, tiles) {
         KVF_UNROLLED (i, 2) {
+          const float sum =
+              Side::token_scale ? p.scale * sums[tile][part][2 * half + i] : sums[tile][part][2 * half + i];
           float& product = products[tile][part][2 * half + i];
-          product += p.scale * sums[tile][part][2 * half + i];
+          product = group == 0 ? sum : product + sum;
           if constexpr (Side::token_offset) product += p.offset * sums_[tile][group][i];
         }
       }
     }
   }
+  /// products += what the channels add, the same for all rows.
   KVF_INLINE KVF_HD void add_channels(SharedOffset stage, const ChannelSums& sums, Products& products) {
     const ChannelUnits units =
         StagedChannels<Ctx, typename Side::Quant>::units(ctx_, stage + Shape::key_channels);
     KVF_UNROLLED (tile, tiles) {
-      KVF_UNROLLED (part, Shape::parts) {
-        KVF_UNROLLED (i, 4)
-          products[tile][part][i] = units.scale * (products[tile][part][i] + sums.shifts[tile][0][i]) +
-                                    units.offset * sums.offsets[tile][0][i];
+      KVF_UNROLLED (i, 2) {
+        float offset = units.offset * sums.offsets[tile][0][i];
+        // Codes are read with an excess, which rounded queries must not see.
+        if constexpr (scales_queries)
+          offset -= static_cast<float>(Side::excess) * units.scale * sums.scales[tile][0][i];
+        KVF_UNROLLED (part, Shape::parts) {
+          KVF_UNROLLED (half, 2) {
+            float& product = products[tile][part][2 * half + i];
+            product = scales_queries ? units.scale * product + offset : product + offset;
+          }
+        }
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
 #include "kvfolia/cuda/decode_queries.hpp"
+#include "kvfolia/cuda/decode_tokens.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
@@ -45,26 +46,30 @@ KVF_INLINE KVF_HD bool mask_sees(Ctx& ctx, const Columns<Layout, Quant>& columns
   return (ctx.load(mask.bits + ctx.load(mask.row_offset + ctx.block_z()) + bit / 8) >> bit % 8 & 1) != 0;
 }
 
-/// A product of query and key becomes a score, to base 2: -infinity where the key, at a position, or -1 for
-/// none, is not seen.
+/// A product of query and key becomes a score, to base 2, plus what its values' weight is multiplied by:
+/// -infinity where the key, at a position, or -1 for none, is not seen.
 template <bool General, class Ctx, class Layout, class Quant>
 KVF_INLINE KVF_HD float finish_score(Ctx& ctx, const Columns<Layout, Quant>& columns,
                                      const ColumnRules& rules, int column, float product,
-                                     std::int32_t position) {
+                                     const TokenFacts& token) {
   const DecodeArgs<Layout, Quant>& args = columns.args;
-  float score = product * rules.scale;
   // As a number without a sign -1 is the largest.
-  if (static_cast<std::uint32_t>(position) >= rules.seen) return minus_infinity();
-  if constexpr (General) {
-    if (!args.view.window.sees(rules.position, position) || !mask_sees(ctx, columns, column, position))
+  const bool hidden = static_cast<std::uint32_t>(token.position) >= rules.seen;
+  if constexpr (!General) {
+    const float score = product * rules.scale + token.log_value_scale;
+    return hidden ? minus_infinity() : score;
+  } else {
+    if (hidden || !args.view.window.sees(rules.position, token.position) ||
+        !mask_sees(ctx, columns, column, token.position))
       return minus_infinity();
+    float score = product * rules.scale;
     const float cap = args.args.soft_cap;  // cap * tanh(score / cap), as cap * (1 - 2 / (1 + e^2x))
     if (cap > 0.0f)
       score =
           cap - 2.0f * cap * Ctx::reciprocal(1.0f + Ctx::exp2(score * (2.0f * log2_e) * args.inverse_cap));
-    score = (score + rules.slope * static_cast<float>(position - rules.position)) * log2_e;
+    const auto distance = static_cast<float>(token.position - rules.position);
+    return (score + rules.slope * distance) * log2_e + token.log_value_scale;
   }
-  return score;
 }
 
 }  // namespace kvfolia::inline KVF_ABI::cuda::detail

@@ -17,6 +17,7 @@
 #include "kvfolia/core/page_format.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_channels.hpp"
+#include "kvfolia/cuda/tuning.hpp"
 #include "kvfolia/cuda/unpack.hpp"
 #include "kvfolia/quant/fp4.hpp"
 #include "kvfolia/quant/ggml.hpp"
@@ -42,7 +43,7 @@ template <class Q>
 inline constexpr bool is_ggml = std::is_base_of_v<Q8_0, Q> || std::is_base_of_v<Q4_0, Q>;
 
 /// One side, keys or values, of a tile in shared memory, as it lies in pages.
-template <class Q, int Dims>
+template <class Q, int Dims, bool IsKey>
 struct SideShape {
   using Quant = Q;
   static constexpr CodeKind kind = code_kind<Q>;
@@ -58,11 +59,14 @@ struct SideShape {
   static constexpr int groups = one_group ? 1 : group_count<Q>(Dims);
   static constexpr int group_dims = one_group ? Dims : Q::group_dims;
   static constexpr int group_chunks = one_group ? chunks : Q::group_dims * kind_bits(kind) / (8 * 16);
-  /// What is folded into scores, or weights, for each token. Codes' shift is among the offsets of what has
-  /// the scales.
-  static constexpr int shift = code_shift(kind);
+  /// Whether codes are read with the bias that is cheapest: queries are the other factor as they are, so what
+  /// it adds is known exactly.
+  static constexpr bool is_biased = IsKey && !Q::affine.channel_scale;
+  static constexpr int excess = code_excess(kind, is_biased);
+  /// What is folded into scores, or weights, for each token. What codes are read with in excess is among the
+  /// offsets of what has the scales.
   static constexpr bool token_scale = Q::affine.token_scale;
-  static constexpr bool token_offset = Q::affine.token_offset || (shift != 0 && !Q::affine.channel_scale);
+  static constexpr bool token_offset = Q::affine.token_offset || (excess != 0 && !Q::affine.channel_scale);
   /// A block's channels: their bytes in a page, and in a stage of the ring.
   static constexpr bool has_channels = kvfolia::has_channels<Q>;
   static constexpr int block_bytes = ChannelFormat<Q>::head_bytes + ChannelFormat<Q>::channel_bytes * Dims;
@@ -102,8 +106,8 @@ constexpr bool expands() {
   return !reads_codes<Q>() && !kvfolia::has_channels<Q> && (is_ggml<Q> || code_kind<Q> != CodeKind::other);
 }
 /// What products read.
-template <class Q, int Dims>
-using OperandShape = std::conditional_t<expands<Q>(), SideShape<Identity<fp16>, Dims>, SideShape<Q, Dims>>;
+template <class Q, int Dims, bool IsKey>
+using OperandShape = SideShape<std::conditional_t<expands<Q>(), Identity<fp16>, Q>, Dims, IsKey>;
 
 /// Whether the kernels read pages of a side.
 template <class Q, int Dims>
@@ -115,22 +119,22 @@ constexpr bool reads_side() {
   return kvfolia::code_bytes<Q>(Dims) % 4 == 0 && (reads_codes<Q>() || expands<Q>()) && blocks_fit;
 }
 
-/// `Tiles` of eight columns, and pages of one of a cache's formats.
-template <class Layout, class Quant, int Tiles, int Format = coded_format>
+/// `Tiles` of eight columns, pages of one of a cache's formats, on a GPU of a compute capability.
+template <class Layout, class Quant, int Tiles, int Format, int Capability>
 struct DecodeShape {
   static constexpr int format = Format;
   static constexpr int tiles = Tiles;
   using Key = KeySide<FormatQuant<Format, Quant>>;
   using Value = ValueSide<FormatQuant<Format, Quant>>;
   // As pages have them, and as products read them.
-  using KeyRows = SideShape<Key, Layout::key_dim>;
-  using ValueRows = SideShape<Value, Layout::value_dim>;
+  using KeyRows = SideShape<Key, Layout::key_dim, true>;
+  using ValueRows = SideShape<Value, Layout::value_dim, false>;
   using KeyParams = ParamShape<KeyRows>;
   using ValueParams = ParamShape<ValueRows>;
   static constexpr bool expands_keys = expands<Key>();
   static constexpr bool expands_values = expands<Value>();
-  using KeyShape = OperandShape<Key, Layout::key_dim>;
-  using ValueShape = OperandShape<Value, Layout::value_dim>;
+  using KeyShape = OperandShape<Key, Layout::key_dim, true>;
+  using ValueShape = OperandShape<Value, Layout::value_dim, false>;
 
   /// Tiles of sixteen dims of values, those beyond the last dim too.
   static constexpr int value_tiles = ValueShape::chunks * 8 / kind_bits(ValueShape::kind);
@@ -138,8 +142,6 @@ struct DecodeShape {
   static constexpr bool several_formats = format_count<Quant> > 1;
   /// Pages that are not coded are read with those of the first format.
   static constexpr bool reads_exact = Format == coded_format && exact_format<Quant> != coded_format;
-  static constexpr int warps = 4;
-  static constexpr int threads = warps * warp_size;
   static constexpr int columns = 8 * Tiles;
   /// Blocks of a multiprocessor that registers must suffice for.
   static constexpr int blocks = Tiles == 1 && Layout::key_dim <= 128 && Layout::value_dim <= 128 ? 3 : 2;
@@ -152,12 +154,11 @@ struct DecodeShape {
   /// Whether a tile of two parts is of one block.
   static constexpr bool has_long_blocks = Key::seal_tokens % 32 != 16 && Value::seal_tokens % 32 != 16;
   /// Parts of 16 tokens that a tile has: two of short rows, or where a block's channels serve both.
-  static constexpr int parts = (row_bytes < 128 || has_channels) && has_long_blocks && !fills_registers &&
+  static constexpr int parts = (row_bytes <= 128 || has_channels) && has_long_blocks && !fills_registers &&
                                        !expands_keys && !expands_values
                                    ? 2
                                    : 1;
   static constexpr int tokens = 16 * parts;  ///< of a tile
-  static constexpr int stages = 3;           ///< of a warp's ring
 
   // A stage, in bytes from its beginning.
   static constexpr SharedOffset keys = 0;
@@ -169,22 +170,37 @@ struct DecodeShape {
   static constexpr SharedOffset positions = value_channels + ValueShape::staged_block_bytes;
   static constexpr SharedOffset entries = positions + tokens * 4;
   static constexpr SharedOffset slots = entries + (reads_exact ? tokens * 4 : 0);
-  static constexpr SharedOffset stage_bytes = (slots + (reads_exact ? tokens * 4 : 0) + 15) / 16 * 16;
-  // Behind the stages of a warp's ring: a tile's rows made fp16, where they are.
-  static constexpr SharedOffset fp16_keys = stage_bytes * stages;
-  static constexpr SharedOffset fp16_values = fp16_keys + (expands_keys ? tokens * KeyShape::pitch : 0);
-  static constexpr SharedOffset ring_bytes = fp16_values + (expands_values ? tokens * ValueShape::pitch : 0);
-
-  // Behind the rings: queries as mma's operands, [column][key_dim], rows that lie in different banks; then
-  // of every column its factor and the sums of its elements, a group each.
+  /// Bits of tokens that are there, and of those that are exact.
+  static constexpr SharedOffset masks = slots + (reads_exact ? tokens * 4 : 0);
+  static constexpr SharedOffset stage_bytes = (masks + 8 + 15) / 16 * 16;
+  // A tile's rows made fp16, where they are.
+  static constexpr SharedOffset fp16_key_bytes = expands_keys ? tokens * KeyShape::pitch : 0;
+  static constexpr SharedOffset fp16_value_bytes = expands_values ? tokens * ValueShape::pitch : 0;
+  // Queries as mma's operands, [column][key_dim], rows that lie in different banks; then of every column its
+  // factor and the sums of its elements, a group each.
   static constexpr int query_pitch = (Layout::key_dim + 15) / 16 * 32 + 16;
-  static constexpr SharedOffset queries = warps * ring_bytes;
+  static constexpr SharedOffset query_bytes = columns * query_pitch;
   /// What bf16 cuts off queries, where keys are such.
-  static constexpr SharedOffset query_rests = queries + columns * query_pitch;
-  static constexpr SharedOffset query_scales =
-      query_rests + (KeyShape::kind == CodeKind::bf16 ? columns * query_pitch : 0);
+  static constexpr SharedOffset query_rest_bytes = KeyShape::kind == CodeKind::bf16 ? query_bytes : 0;
+  static constexpr SharedOffset query_fact_bytes = columns * 4 + columns * KeyShape::groups * 4;
+
+  static constexpr Pipeline ring =
+      pipeline(tuning(Capability), stage_bytes, fp16_key_bytes + fp16_value_bytes,
+               query_bytes + query_rest_bytes + query_fact_bytes);
+  static constexpr int warps = ring.warps;
+  static constexpr int threads = warps * warp_size;
+  static constexpr int stages = ring.stages;  ///< of a warp's ring
+
+  // From the beginning of a warp's ring: behind its stages rows made fp16.
+  static constexpr SharedOffset fp16_keys = stage_bytes * stages;
+  static constexpr SharedOffset fp16_values = fp16_keys + fp16_key_bytes;
+  static constexpr SharedOffset ring_bytes = fp16_values + fp16_value_bytes;
+  // Behind the rings.
+  static constexpr SharedOffset queries = warps * ring_bytes;
+  static constexpr SharedOffset query_rests = queries + query_bytes;
+  static constexpr SharedOffset query_scales = query_rests + query_rest_bytes;
   static constexpr SharedOffset query_sums = query_scales + columns * 4;
-  static constexpr SharedOffset behind_queries = query_sums + columns * KeyShape::groups * 4;
+  static constexpr SharedOffset behind_queries = query_scales + query_fact_bytes;
 
   // In the end, where the rings were: [warp][column][value_dim] sums, rows that lie in different banks, then
   // maxima and sums of weights, [warp][column].

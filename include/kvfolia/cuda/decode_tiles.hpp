@@ -43,6 +43,12 @@ struct StagedParams {
   }
 };
 
+/// Bits of a tile's tokens.
+struct alignas(8) TileMasks {
+  std::uint32_t present;
+  std::uint32_t exact;
+};
+
 /// One warp's tiles of a row's keys and values. Every load() brings the next one; what it needs from the
 /// block table was asked for by the load before.
 template <class Ctx, class Layout, class Quant, class Shape>
@@ -67,42 +73,25 @@ class TileLoader {
     look_up();
   }
 
-  /// Begins the copies of the next tile into a stage; behind the last one there is nothing to copy. What the
-  /// tile before has as parameters is in its stage after this.
+  /// Begins the copies of the next tile into a stage; behind the last one there is nothing to copy. Between
+  /// this and the next load() comes keep_params().
   KVF_INLINE KVF_HD void load(SharedOffset stage) {
-    keep_params();
     if (next_ < end_) {
       stage_ = stage;
-      if (ctx_.lane() < Shape::tokens) {
-        const auto at = stage + static_cast<SharedOffset>(ctx_.lane() * 4);
-        // Pages of other formats are read where they lie, or by another kernel.
-        const bool coded =
-            entry_ >= 0 && (!Shape::several_formats || TableEntry{entry_}.format() == Shape::format);
-        const bool exact =
-            Shape::reads_exact && entry_ >= 0 && TableEntry{entry_}.format() == exact_format<Quant>;
-        ctx_.store_shared(at + Shape::positions, coded || exact ? position_ : -1);
-        if constexpr (Shape::reads_exact) {
-          ctx_.store_shared(at + Shape::entries, entry_);
-          ctx_.store_shared(at + Shape::slots, slot_);
-        }
-        if constexpr (Shape::several_formats) entry_ = coded ? TableEntry{entry_}.page().value : -1;
-      }
+      const std::uint32_t coded = describe(stage);
       const FormatView& format = view_.formats[Shape::format];
-      if (in_runs_) {
-        const std::uint32_t valid = ctx_.ballot(ctx_.lane() < Shape::tokens && entry_ >= 0);
-        KVF_UNROLLED (part, Shape::parts) {
-          const PageId page{ctx_.shfl(entry_, 16 * part)};
-          const int slot = ctx_.shfl(slot_, 16 * part);
-          const int count = Ctx::popc(valid >> 16 * part & 0xffffu);
-          const auto copy_all = [&](const PlaneView& plane, auto side, SharedOffset to) {
-            using Side = typename decltype(side)::type;
-            copy_run<Side>(plane, page, slot, count, to + static_cast<SharedOffset>(16 * part * Side::pitch));
-          };
-          each_plane(format, stage, copy_all);
-        }
+      constexpr std::uint32_t all = 0xffffffffu >> (warp_size - Shape::tokens);
+      if (in_runs_ && coded == all) {
+        copy_runs<true>(format, stage, coded);
+      } else if (in_runs_) {
+        copy_runs<false>(format, stage, coded);
       } else {
         each_plane(format, stage, [&](const PlaneView& plane, auto side, SharedOffset to) {
-          copy_rows<typename decltype(side)::type>(plane, to);
+          using Side = typename decltype(side)::type;
+          if constexpr (units < Side >> 1)
+            copy_rows<Side>(plane, to);
+          else
+            copy_own<Side>(plane, to);
         });
       }
       if constexpr (Shape::has_channels) copy_blocks(format, stage);
@@ -114,9 +103,44 @@ class TileLoader {
     }
     ctx_.cp_async_commit();
   }
+  /// Puts those parameters of the last tile into its stage that were not copied.
+  KVF_INLINE KVF_HD void keep_params() {
+    if (!holds_params_) return;
+    holds_params_ = false;
+    if (ctx_.lane() >= Shape::tokens) return;
+    store_params<typename Shape::KeyParams>(stage_ + Shape::key_params, key_params_);
+    store_params<typename Shape::ValueParams>(stage_ + Shape::value_params, value_params_);
+  }
 
  private:
   using PageTile = Tile<SlotMajor, const std::byte>;
+  template <class Side>
+  static constexpr int units = Side::row_bytes / Side::unit;
+
+  /// Leaves beside a tile what its tokens are. From then on only those of coded pages have an entry: pages of
+  /// other formats are read where they lie, or by another kernel. Returns bits of the coded ones.
+  KVF_INLINE KVF_HD std::uint32_t describe(SharedOffset stage) {
+    bool coded = entry_ >= 0, exact = false;
+    if constexpr (Shape::several_formats) {
+      const TableEntry entry{entry_};
+      exact = Shape::reads_exact && coded && entry.format() == exact_format<Quant>;
+      coded = coded && entry.format() == Shape::format;
+    }
+    const std::uint32_t coded_bits = ctx_.ballot(coded);
+    const std::uint32_t exact_bits = Shape::reads_exact ? ctx_.ballot(exact) : 0;
+    if (ctx_.lane() < Shape::tokens) {
+      const auto at = stage + static_cast<SharedOffset>(ctx_.lane() * 4);
+      ctx_.store_shared(at + Shape::positions, coded || exact ? position_ : -1);
+      if constexpr (Shape::reads_exact) {
+        ctx_.store_shared(at + Shape::entries, exact ? entry_ : -1);
+        ctx_.store_shared(at + Shape::slots, slot_);
+      }
+    }
+    if (ctx_.lane() == 0)
+      ctx_.store_shared(stage + Shape::masks, TileMasks{coded_bits | exact_bits, exact_bits});
+    if constexpr (Shape::several_formats) entry_ = coded ? TableEntry{entry_}.page().value : -1;
+    return coded_bits;
+  }
 
   /// f(plane, its shape, where it comes to) for all that tokens have and that is copied.
   template <class F>
@@ -147,25 +171,24 @@ class TileLoader {
 
   /// What the channels of the tile's block have, or zeros.
   KVF_INLINE KVF_HD void copy_blocks(const FormatView& format, SharedOffset stage) {
-    const PageId page{ctx_.shfl(entry_, 0)};
-    const int slot = ctx_.shfl(slot_, 0);
-    const auto copy_all = [&](const PlaneView& plane, auto side, SharedOffset to) {
-      using Side = typename decltype(side)::type;
-      if constexpr (Side::has_channels) {
-        using Q = typename Side::Quant;
-        const auto* from = static_cast<const std::byte*>(
-            ChannelFormat<Q>::block(page_tile<Side>(page.value < 0 ? plane.base : plane.tile(page, head_)),
-                                    page.value < 0 ? 0 : slot));
-        constexpr int unit = largest_unit(Side::block_bytes);
-        KVF_NO_UNROLL
-        for (int at = ctx_.lane() * unit; at < Side::block_bytes; at += warp_size * unit)
-          ctx_.template cp_async<unit>(to + StagedChannels<Ctx, Q>::begin + static_cast<SharedOffset>(at),
-                                       from + at, page.value >= 0);
+    const int page = ctx_.shfl(entry_, 0), slot = ctx_.shfl(slot_, 0);
+    copy_block<typename Shape::KeyRows>(format.key_params, page, slot, stage + Shape::key_channels);
+    copy_block<typename Shape::ValueRows>(format.value_params, page, slot, stage + Shape::value_channels);
+  }
+  template <class Side>
+  KVF_INLINE KVF_HD void copy_block(const PlaneView& plane, int page, int slot, SharedOffset to) {
+    if constexpr (Side::has_channels) {
+      using Q = typename Side::Quant;
+      constexpr int unit = largest_unit(Side::block_bytes), stride = warp_size * unit;
+      const int first = ctx_.lane() * unit;
+      const std::byte* from = row_at(plane, page, 0) + slot / Q::seal_tokens * Side::block_bytes + first;
+      to += StagedChannels<Ctx, Q>::begin + static_cast<SharedOffset>(first);
+      KVF_UNROLL
+      for (int at = 0; at < Side::block_bytes; at += stride) {
+        if (at + stride <= Side::block_bytes || at + first < Side::block_bytes)
+          ctx_.template cp_async<unit>(to + static_cast<SharedOffset>(at), from + at, page >= 0);
       }
-    };
-    copy_all(format.key_params, std::type_identity<typename Shape::KeyRows>(), stage + Shape::key_channels);
-    copy_all(format.value_params, std::type_identity<typename Shape::ValueRows>(),
-             stage + Shape::value_channels);
+    }
   }
 
   /// Where the next tile's tokens are; a lane each.
@@ -186,37 +209,51 @@ class TileLoader {
       position_ = ctx_.load(batch_.entry_pos + entry) + slot_;
   }
 
-  /// Sixteen tokens of one page, the first `count` of them; zeros for the others.
-  template <class Side>
-  KVF_INLINE KVF_HD void copy_run(const PlaneView& plane, PageId page, int slot, int count, SharedOffset to) {
-    const std::byte* from = count == 0 ? plane.base : plane.tile(page, head_) + slot * plane.slot_stride;
-    if (count == 16)
-      copy_units<Side, true>(from, plane.slot_stride, to, count);
-    else
-      copy_units<Side, false>(from, plane.slot_stride, to, count);
+  /// Where a token's row begins; of page 0 if there is none. Strides are of 32 bits, products of 64.
+  KVF_INLINE KVF_HD const std::byte* row_at(const PlaneView& plane, int page, int slot) const {
+    return plane.base + head_ * plane.head_stride + product(page < 0 ? 0 : page, plane.page_stride) +
+           product(slot, plane.slot_stride);
+  }
+  KVF_INLINE KVF_HD static std::uint64_t product(int count, std::int64_t stride) {
+    return std::uint64_t{static_cast<std::uint32_t>(count)} * static_cast<std::uint32_t>(stride);
+  }
+
+  /// Every sixteen tokens are of one page, and all, or the first of them, are coded; zeros for the others.
+  template <bool All>
+  KVF_INLINE KVF_HD void copy_runs(const FormatView& format, SharedOffset stage, std::uint32_t coded) {
+    KVF_UNROLLED (part, Shape::parts) {
+      const int page = ctx_.shfl(entry_, 16 * part), slot = ctx_.shfl(slot_, 16 * part);
+      const int count = Ctx::popc(coded >> 16 * part & 0xffffu);
+      each_plane(format, stage, [&](const PlaneView& plane, auto side, SharedOffset to) {
+        using Side = typename decltype(side)::type;
+        if constexpr (units < Side >> 1)
+          copy_run<Side, All>(plane, page, slot, count,
+                              to + static_cast<SharedOffset>(16 * part * Side::pitch));
+        else if (part == 0)
+          copy_own<Side>(plane, to);
+      });
+    }
   }
   template <class Side, bool All>
-  KVF_INLINE KVF_HD void copy_units(const std::byte* from, std::int64_t stride, SharedOffset to, int count) {
-    constexpr int units = Side::row_bytes / Side::unit, copies = (16 * units + warp_size - 1) / warp_size;
-    if constexpr (warp_size % units == 0) {
+  KVF_INLINE KVF_HD void copy_run(const PlaneView& plane, int page, int slot, int count, SharedOffset to) {
+    constexpr int copies = (16 * units<Side> + warp_size - 1) / warp_size;
+    if constexpr (warp_size % units<Side> == 0) {
       // A lane copies the same part of every so many rows: one address, and steps.
-      constexpr int rows = warp_size / units;
-      const int first = ctx_.lane() / units, unit = ctx_.lane() % units;
-      from += first * stride + unit * Side::unit;
+      constexpr int rows = warp_size / units<Side>;
+      const int first = ctx_.lane() / units<Side>, unit = ctx_.lane() % units<Side>;
+      const std::byte* from = row_at(plane, page, slot + first) + unit * Side::unit;
       to += static_cast<SharedOffset>(first * Side::pitch + unit * Side::unit);
       KVF_UNROLLED (i, copies) {
-        // Rows of one unit are fewer than lanes.
-        if (rows <= 16 || first < 16)
-          copy<Side, All>(to + static_cast<SharedOffset>(i * rows * Side::pitch), from,
-                          first + i * rows < count);
-        from += rows * stride;
+        copy<Side, All>(to + static_cast<SharedOffset>(i * rows * Side::pitch), from,
+                        first + i * rows < count);
+        from += product(rows, plane.slot_stride);
       }
     } else {
       KVF_UNROLLED (i, copies) {
-        const int index = i * warp_size + ctx_.lane(), row = index / units, unit = index % units;
-        if (16 * units % warp_size == 0 || index < 16 * units)
+        const int index = i * warp_size + ctx_.lane(), row = index / units<Side>, unit = index % units<Side>;
+        if (16 * units<Side> % warp_size == 0 || index < 16 * units<Side>)
           copy<Side, All>(to + static_cast<SharedOffset>(row * Side::pitch + unit * Side::unit),
-                          from + row * stride + unit * Side::unit, row < count);
+                          row_at(plane, page, slot + row) + unit * Side::unit, row < count);
       }
     }
   }
@@ -227,25 +264,29 @@ class TileLoader {
     else
       ctx_.template cp_async<Side::unit>(to, from, valid);
   }
-
   /// All tokens of the tile, each from a page of its own.
   template <class Side>
   KVF_INLINE KVF_HD void copy_rows(const PlaneView& plane, SharedOffset to) {
-    constexpr int units = Side::row_bytes / Side::unit, all = Shape::tokens * units;
-    const std::byte* from = plane.base + head_ * plane.head_stride;
+    constexpr int all = Shape::tokens * units<Side>;
     KVF_NO_UNROLL
     for (int first = 0; first < all; first += warp_size) {
-      const int index = first + ctx_.lane(), row = index / units, unit = index % units;
-      const int entry = ctx_.shfl(entry_, row % warp_size), slot = ctx_.shfl(slot_, row % warp_size);
+      const int index = first + ctx_.lane(), row = index / units<Side>, unit = index % units<Side>;
+      const int page = ctx_.shfl(entry_, row % warp_size), slot = ctx_.shfl(slot_, row % warp_size);
       if (index >= all) break;
       ctx_.template cp_async<Side::unit>(
           to + static_cast<SharedOffset>(row * Side::pitch + unit * Side::unit),
-          from + (entry < 0 ? 0 : entry * plane.page_stride + slot * plane.slot_stride) + unit * Side::unit,
-          entry >= 0);
+          row_at(plane, page, slot) + unit * Side::unit, page >= 0);
     }
   }
+  /// Rows of one unit: every lane's own.
+  template <class Side>
+  KVF_INLINE KVF_HD void copy_own(const PlaneView& plane, SharedOffset to) {
+    if (Shape::tokens == warp_size || ctx_.lane() < Shape::tokens)
+      ctx_.template cp_async<Side::unit>(to + static_cast<SharedOffset>(ctx_.lane() * Side::pitch),
+                                         row_at(plane, entry_, slot_), entry_ >= 0);
+  }
 
-  /// The lane's token's parameters that cannot be copied: on their way while the next load() is not there.
+  /// The lane's token's parameters that cannot be copied: on their way until keep_params().
   template <class Params>
   static constexpr int param_words = (Params::loads * Params::unit + 3) / 4;
   template <class Params, int Words>
@@ -255,19 +296,11 @@ class TileLoader {
       if (entry_ < 0) return;
       using Unit = std::conditional_t<Params::unit == 2, std::uint16_t, std::uint8_t>;
       const PlaneView params = token_params<Params>(plane);
-      const auto* from =
-          reinterpret_cast<const Unit*>(params.tile(PageId{entry_}, head_) + slot_ * params.slot_stride);
+      const auto* from = reinterpret_cast<const Unit*>(row_at(params, entry_, slot_));
       KVF_UNROLLED (i, Params::loads)
         words[i * Params::unit / 4] |= static_cast<std::uint32_t>(ctx_.load(from + i))
                                        << i * Params::unit % 4 * 8;
     }
-  }
-  KVF_INLINE KVF_HD void keep_params() {
-    if (!holds_params_) return;
-    holds_params_ = false;
-    if (ctx_.lane() >= Shape::tokens) return;
-    store_params<typename Shape::KeyParams>(stage_ + Shape::key_params, key_params_);
-    store_params<typename Shape::ValueParams>(stage_ + Shape::value_params, value_params_);
   }
   template <class Params, int Words>
   KVF_INLINE KVF_HD void store_params(SharedOffset to, const std::uint32_t (&words)[Words]) {

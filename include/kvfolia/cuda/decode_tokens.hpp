@@ -15,12 +15,12 @@
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
-/// What a token is, and what its values' weights are multiplied by.
+/// What a token is, and what its values' weights are multiplied by. Exact ones have none of that.
 struct TokenFacts {
   std::int32_t position;         ///< -1: there is no token
-  bool exact = false;            ///< is of a page of the exact format
   float log_value_scale = 0.0f;  ///< of its largest group, to base 2
   float inverse_value_scale = 1.0f;
+  float value_offset = 0.0f;  ///< of all dims, where they are one group
 };
 
 /// What a group of a token's codes, as they are unpacked, is multiplied by, and what is added then.
@@ -50,32 +50,32 @@ KVF_INLINE KVF_HD GroupParams read_group(Ctx& ctx, const typename Side::Quant& q
   else if constexpr (Side::token_scale)
     p.scale = of_tokens.token_scale(staged, token, group);
   if constexpr (Side::Quant::affine.token_offset) p.offset = of_tokens.token_offset(staged, token, group);
-  if constexpr (Side::shift != 0 && Side::token_offset) p.offset += static_cast<float>(Side::shift) * p.scale;
+  if constexpr (Side::excess != 0 && Side::token_offset)
+    p.offset -= static_cast<float>(Side::excess) * p.scale;
   return p;
 }
 
 template <class Shape, class Ctx, class Quant>
 KVF_INLINE KVF_HD TokenFacts read_token(Ctx& ctx, const Quant& quant, SharedOffset stage, int token) {
   using Side = typename Shape::ValueShape;
-  const auto at = stage + static_cast<SharedOffset>(token * 4);
-  TokenFacts f{ctx.template load_shared<std::int32_t>(at + Shape::positions)};
-  if constexpr (Shape::reads_exact) {
-    const TableEntry entry{ctx.template load_shared<std::int32_t>(at + Shape::entries)};
-    f.exact = !entry.absent() && entry.format() != Shape::format;
-  }
+  TokenFacts f{ctx.template load_shared<std::int32_t>(stage + Shape::positions +
+                                                      static_cast<SharedOffset>(token * 4))};
+  const auto read = [&](auto& of_format, int group) {
+    return read_group<Side>(ctx, value_side(of_format), stage + Shape::value_params, token, group);
+  };
   if constexpr (Side::token_scale) {
-    if (f.position < 0 || f.exact) return f;
     float largest = 0.0f;
     KVF_UNROLLED (group, Side::groups) {
-      const float scale = read_group<Side>(ctx, value_side(format_quant<Shape::format>(quant)),
-                                           stage + Shape::value_params, token, group)
-                              .scale;
+      const GroupParams p = read(format_quant<Shape::format>(quant), group);
       // NaN stays: it makes all of the token's weights NaN.
-      if (!(scale <= largest)) largest = scale;
+      if (!(p.scale <= largest)) largest = p.scale;
+      if (Side::groups == 1) f.value_offset = p.offset;
     }
     // Where all scales are 0 all codes are 0: any other does as well, and has a logarithm.
     f.log_value_scale = Ctx::log2(largest == 0.0f ? 0x1p-24f : largest);
     f.inverse_value_scale = Ctx::exp2(-f.log_value_scale);
+  } else if constexpr (Side::token_offset && Side::groups == 1) {
+    f.value_offset = read(format_quant<Shape::format>(quant), 0).offset;
   }
   return f;
 }

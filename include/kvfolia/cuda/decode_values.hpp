@@ -78,7 +78,7 @@ class ValueSums {
           std::uint32_t codes[Shape::parts][2][pairs];  // of eight tokens, of the next eight
           KVF_UNROLLED (part, Shape::parts) {
             KVF_UNROLLED (half, 2) {
-              unpack<Ctx, Side::kind, true>(words[part][2 * c + half], codes[part][half]);
+              unpack<Ctx, Side::kind, true, Side::is_biased>(words[part][2 * c + half], codes[part][half]);
               if constexpr (has_fine_scales<typename Side::Quant>)
                 scale_codes(stage, 16 * part + 8 * half, at, codes[part][half]);
             }
@@ -108,12 +108,12 @@ class ValueSums {
   }
 
   /// Adds a part's exact values. Sums go round: a loop can have its next ones in the same registers.
-  KVF_INLINE KVF_HD void add_exact(ExactTokens<Ctx, Layout, Quant, Shape>& exact,
-                                   const TokenFacts (&tokens)[2], int part, const Weights& weights) {
+  KVF_INLINE KVF_HD void add_exact(ExactTokens<Ctx, Layout, Quant, Shape>& exact, int part,
+                                   const Weights& weights) {
     std::uint32_t operands[tiles][2];
     KVF_UNROLLED (tile, tiles) {
       KVF_UNROLLED (half, 2)
-        operands[tile][half] = operand(weights[tile][part], half, tokens[half].exact ? 1.0f : 0.0f);
+        operands[tile][half] = operand(weights[tile][part], half, exact.has(half) ? 1.0f : 0.0f);
     }
     KVF_NO_UNROLL
     for (int t = 0; t < Shape::value_tiles; ++t) {
@@ -170,18 +170,20 @@ class ValueSums {
     KVF_UNROLLED (part, Shape::parts) {
       KVF_UNROLLED (half, 2) {
         const TokenFacts& token = tokens[part][half];
-        GroupParams p;
-        if constexpr (Side::token_scale || Side::token_offset)
-          p = read_group<Side>(ctx_, value_side(format_quant<Shape::format>(args_.view.quant)),
+        float ratio = 1.0f, offset = token.value_offset;
+        if constexpr (Side::groups > 1) {
+          const GroupParams p =
+              read_group<Side>(ctx_, value_side(format_quant<Shape::format>(args_.view.quant)),
                                stage + Shape::value_params, 16 * part + 8 * half + line_, group);
-        // Weights have the largest group's scale already.
-        const float ratio = Side::groups == 1 ? 1.0f : p.scale * token.inverse_value_scale;
+          // Weights have the largest group's scale already.
+          ratio = p.scale * token.inverse_value_scale;
+          offset = p.offset;
+        }
+        if constexpr (Side::token_scale) offset *= token.inverse_value_scale;
         KVF_UNROLLED (tile, tiles) {
-          operands[part][tile][half] = operand(weights[tile][part], half, token.exact ? 0.0f : ratio);
+          operands[part][tile][half] = operand(weights[tile][part], half, ratio);
           if constexpr (Side::token_offset) {
-            KVF_UNROLLED (i, 2)
-              offsets_[tile][group][i] +=
-                  weights[tile][part][2 * half + i] * token.inverse_value_scale * p.offset;
+            KVF_UNROLLED (i, 2) offsets_[tile][group][i] += weights[tile][part][2 * half + i] * offset;
           }
         }
       }
@@ -216,15 +218,14 @@ class ValueSums {
       codes[i] = Ctx::fma_fp16x2(codes[i], scales, 0x80008000u);  // + -0 keeps the sign of 0
   }
 
-  /// The sums of a tile's weights, of coded tokens alone: what channels' offsets are multiplied by.
+  /// The sums of a tile's weights: what channels' offsets are multiplied by.
   KVF_INLINE KVF_HD void weigh_block(const Tokens& tokens, const Weights& weights, float (&sums)[tiles][2]) {
     KVF_UNROLLED (tile, tiles) {
       KVF_UNROLLED (i, 2) {
         float sum = 0.0f;
         KVF_UNROLLED (part, Shape::parts) {
           KVF_UNROLLED (half, 2) {
-            const TokenFacts& token = tokens[part][half];
-            sum += token.exact ? 0.0f : weights[tile][part][2 * half + i] * token.inverse_value_scale;
+            sum += weights[tile][part][2 * half + i] * tokens[part][half].inverse_value_scale;
           }
         }
         sums[tile][i] = sum_of_lines(ctx_, sum);
@@ -245,7 +246,7 @@ class ValueSums {
       float scale = 1.0f, offset = units.offset * half_of(pair.offsets, half);
       if constexpr (scales_sums) {
         scale = units.scale * half_of(pair.scales, half);
-        offset += static_cast<float>(Side::shift) * scale;
+        offset -= static_cast<float>(Side::excess) * scale;
       }
       KVF_UNROLLED (tile, tiles) {
         KVF_UNROLLED (i, 2) {

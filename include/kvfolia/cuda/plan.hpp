@@ -137,19 +137,27 @@ constexpr int param_alignment_of() {
   return of_tokens > of_blocks ? of_tokens : of_blocks;
 }
 
-/// Checks that copies of so many bytes fit the planes that kernels read.
+/// Whether kernels, which multiply by strides of 32 bits, find the rows of a plane.
+inline bool strides_fit(const PlaneView& plane) {
+  const auto fits = [](std::int64_t stride) { return stride == static_cast<std::uint32_t>(stride); };
+  return fits(plane.page_stride) && fits(plane.slot_stride);
+}
+
+/// Checks that copies of so many bytes fit the planes that kernels read, and their strides.
 template <class Layout, class Quant, int Pass = 0>
-Result<> check_alignment(const PagedView<Layout, Quant>& view) {
+Result<> check_planes(const PagedView<Layout, Quant>& view) {
   using kvfolia::detail::bad_argument;
   using kvfolia::detail::is_aligned;
   if constexpr (Pass < pass_count<Quant>) {
     constexpr int format_number = pass_format<Quant>(Pass);
     using Coded = FormatQuant<format_number, Quant>;
-    using Keys = SideShape<KeySide<Coded>, Layout::key_dim>;
-    using Values = SideShape<ValueSide<Coded>, Layout::value_dim>;
+    using Keys = SideShape<KeySide<Coded>, Layout::key_dim, true>;
+    using Values = SideShape<ValueSide<Coded>, Layout::value_dim, false>;
     const FormatView& format = view.formats[format_number];
     if (!is_aligned(format.keys, Keys::unit))
       return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
+    for (const PlaneView* plane : {&format.keys, &format.values, &format.key_params, &format.value_params})
+      if (!strides_fit(*plane)) return bad_argument("view.formats (strides of 4 GiB)", plane->page_stride);
     if (!is_aligned(format.values, Values::unit))
       return bad_argument("view.formats.values (alignment)", 0, Values::unit);
     constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
@@ -157,7 +165,7 @@ Result<> check_alignment(const PagedView<Layout, Quant>& view) {
       return bad_argument("view.formats.key_params (alignment)", 0, key_unit);
     if (!is_aligned(format.value_params, value_unit))
       return bad_argument("view.formats.value_params (alignment)", 0, value_unit);
-    return check_alignment<Layout, Quant, Pass + 1>(view);
+    return check_planes<Layout, Quant, Pass + 1>(view);
   }
   return {};
 }
@@ -174,7 +182,7 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
   if (!batch.query_indptr && batch.rows > plan.config.queries)
     return bad_argument("batch.rows (queries)", batch.rows, plan.config.queries);
   if (auto ok = kvfolia::detail::validate_arrays(batch); !ok) return ok;
-  if (auto ok = check_alignment(view); !ok) return ok;
+  if (auto ok = check_planes(view); !ok) return ok;
   if (auto ok = kvfolia::detail::validate(args, plan.config.queries, plan.config.query_heads); !ok) return ok;
   if (workspace_bytes < plan.workspace_bytes())
     return Error{Errc::workspace_too_small, "workspace", static_cast<std::int64_t>(plan.workspace_bytes()),

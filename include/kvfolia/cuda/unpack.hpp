@@ -37,9 +37,15 @@ constexpr bool unpacks(CodeKind kind) {
 /// Pairs of numbers that a register's codes become.
 KVF_INLINE KVF_HD constexpr int pairs_per_register(CodeKind kind) { return 16 / kind_bits(kind); }
 
-/// What unpacked numbers are less than codes: those of uint4 are from -8 to 7, which products with rounded
-/// factors lose less of.
-KVF_INLINE KVF_HD constexpr int code_shift(CodeKind kind) { return kind == CodeKind::uint4 ? 8 : 0; }
+/// What unpacked numbers exceed codes by. Those of 4-bit integers come with the fewest instructions between
+/// 64 and 79, which takes products whose other factor is exact; else from -8 to 7.
+KVF_INLINE KVF_HD constexpr int code_excess(CodeKind kind, bool biased) {
+  switch (kind) {
+    case CodeKind::uint4: return biased ? 64 : -8;
+    case CodeKind::int4: return biased ? 72 : 0;
+    default: return 0;
+  }
+}
 
 /// The dim of a key that element `e` of register 2 * `half` (A) or `half` (B) of a lane's operand is, in the
 /// step-th mma along the dims. `quad` is lane % 4.
@@ -65,7 +71,7 @@ KVF_INLINE KVF_HD std::uint32_t pack(float first, float second) {
 }
 
 /// Pairs of a key's neighbours, or of two tokens' numbers of one dim. Exact.
-template <class Ctx, CodeKind Kind, bool IsValue, int Pairs>
+template <class Ctx, CodeKind Kind, bool IsValue, bool Biased, int Pairs>
 KVF_INLINE KVF_HD void unpack(std::uint32_t word, std::uint32_t (&pairs)[Pairs]) {
   static_assert(Pairs == pairs_per_register(Kind));
   // Bytes 0 and 1, then 2 and 3; of two tokens 0 and 2, then 1 and 3. Each in front of, or behind, one of
@@ -95,6 +101,11 @@ KVF_INLINE KVF_HD void unpack(std::uint32_t word, std::uint32_t (&pairs)[Pairs])
       const std::uint32_t small = Ctx::and_or(placed[i], 0x0e000e00u, (placed[i] << 3) & 0x80008000u);
       pairs[i] = Ctx::fma_fp16x2(small, 0x74007400u, 0x80008000u);  // + -0 keeps the sign of 0
     }
+  } else if constexpr (Biased) {
+    static_assert(Kind == CodeKind::uint4 || Kind == CodeKind::int4);
+    // Nibbles i and i + 4, as the bits of an fp16 from 64 on that count 1.
+    const std::uint32_t placed[4] = {word << 4, word, word >> 4, word >> 8};
+    KVF_UNROLLED (i, 4) pairs[i] = Ctx::and_or(placed[i], 0x00f000f0u, 0x54005400u);
   } else {
     static_assert(Kind == CodeKind::uint4 || Kind == CodeKind::int4);
     // Nibbles i and i + 4, as the low bits of an fp16 from 1024 on; the upper ones of a byte count 16.

@@ -80,12 +80,6 @@ struct Compact4Channels {
     decode_affine(*this, tile, slot, values);
   }
 
-  /// What the block of a slot has: two references, fp16, that of scales first, then every channel's Param.
-  template <class Tile>
-  KVF_INLINE KVF_HD static const fp16* block_params(Tile tile, int slot) {
-    return references(tile, slot);
-  }
-
  private:
   static constexpr int width = 16;  ///< channels side by side, so that rows are read along their length
   static constexpr std::int8_t not_a_number = -128;
