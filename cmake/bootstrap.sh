@@ -301,6 +301,22 @@ fetch_model() {
   model=$(sh cmake/fetch_model.sh "$KVF_MODEL_DIR") || exit 1
 }
 
+# Where there is nvcc, a test reads what it makes of the kernels: with nvdisasm, which nvcc may come without.
+fetch_disassembler() {
+  nvcc=$(command -v nvcc) || nvcc=/usr/local/cuda/bin/nvcc
+  [ -x "$nvcc" ] || return 0
+  if command -v nvdisasm >/dev/null || [ -x "$(dirname "$nvcc")/nvdisasm" ] ||
+    [ -x "$disassembler/nvidia/cu13/bin/nvdisasm" ]; then return 0; fi
+  say "fetching nvdisasm: $disassembler"
+  for python in python3 /usr/bin/python3; do
+    if "$python" -m pip --version >/dev/null 2>&1; then
+      if logged "$logs/disassembler.log" "$python" -m pip install --no-deps --target "$disassembler" \
+        'nvidia-cuda-nvdisasm>=13,<14'; then return 0; fi
+    fi
+  done
+  say "nvdisasm could not be fetched: going on without what its test reads (log: $logs/disassembler.log)"
+}
+
 # ---- main -------------------------------------------------------------------
 
 case ${1-} in
@@ -320,11 +336,12 @@ export KVF_MODEL_DIR
 cd -- "$root"
 build_dir=build/$preset
 logs=build/log
+disassembler=build/disassembler
 mkdir -p -- "$logs" || fail "cannot write to $root/build"
 
 case $1 in
   deps) ensure_packages all ;;
   model) fetch_model; printf '%s\n' "$model" ;;
   demo) ensure_packages demo; fetch_model; build generate evaluate; run_demo "$model" ;;
-  test) ensure_packages test; fetch_model; build; run_test ;;
+  test) ensure_packages test; fetch_model; fetch_disassembler; build; run_test ;;
 esac

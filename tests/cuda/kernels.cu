@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// All kernels of one layout and quantizer, KVF_TEST_LAYOUT and KVF_TEST_QUANT: what kernel_resources.py
-// reads.
+// All kernels of one layout and quantizer: what kernel_resources.py reads, and has a case.hpp for.
 
+#include "case.hpp"
 #include "kvfolia/cuda.cuh"
-#include "kvfolia/kvfolia.hpp"
+#include "kvfolia/layout/gqa.hpp"
+#include "kvfolia/quant/key_value.hpp"
+#include "kvfolia/quant/mixed.hpp"
 
 using namespace kvfolia;
 

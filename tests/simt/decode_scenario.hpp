@@ -112,7 +112,7 @@ Ran attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const A
       self.template operator()<Tiles, General, Pass + 1>(self);
   };
   const auto run_tiles = [&]<int Tiles>() {
-    if constexpr (!is_mixed<Quant>)
+    if constexpr (cuda::detail::has_plain_kernel<Quant, Tiles>)
       if (plain) return run.template operator()<Tiles, false, 0>(run);
     run.template operator()<Tiles, true, 0>(run);
   };

@@ -91,11 +91,11 @@ Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStr
   return launched(cudaGetLastError(), "decode kernel");
 }
 
-/// The kernel of a pass: with two coded formats there is a general one alone.
+/// The kernels of a pass and of those behind it.
 template <int Tiles, int Pass, class Layout, class Quant>
 Result<> launch_pass(const DecodeArgs<Layout, Quant>& args, Grid grid, bool plain, cudaStream_t stream) {
   constexpr int format = pass_format<Quant>(Pass);
-  if constexpr (pass_count<Quant> == 1)
+  if constexpr (has_plain_kernel<Quant, Tiles>)
     if (plain) return launch_decode<Tiles, false, format>(args, grid, stream);
   if (auto ok = launch_decode<Tiles, true, format>(args, grid, stream); !ok) return ok;
   if constexpr (Pass + 1 < pass_count<Quant>) return launch_pass<Tiles, Pass + 1>(args, grid, plain, stream);

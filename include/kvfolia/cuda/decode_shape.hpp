@@ -32,7 +32,7 @@ inline constexpr int default_split_tokens = 512;
 
 namespace detail {
 
-constexpr int largest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
+KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
 
 /// Whether scales of half a chunk are multiplied with codes where those are unpacked: both are of so few
 /// digits that fp16 has their products. What is left is one factor for all, `global`.
@@ -148,13 +148,13 @@ struct DecodeShape {
   static constexpr int row_bytes =
       KeyRows::row_bytes > ValueRows::row_bytes ? KeyRows::row_bytes : ValueRows::row_bytes;
   static constexpr bool has_channels = KeyShape::has_channels || ValueShape::has_channels;
-  /// Whether what a tile needs beside sums leaves no registers for a second part.
-  static constexpr bool fills_registers = KeyShape::groups > 1 || ValueShape::groups > 1 ||
-                                          (has_channels && (Tiles > 1 || is_mixed<Quant>));
+  /// Whether sums leave registers for a second part.
+  static constexpr bool has_registers =
+      Tiles == 1 && KeyShape::groups == 1 && ValueShape::groups == 1 && !(has_channels && is_mixed<Quant>);
   /// Whether a tile of two parts is of one block.
   static constexpr bool has_long_blocks = Key::seal_tokens % 32 != 16 && Value::seal_tokens % 32 != 16;
   /// Parts of 16 tokens that a tile has: two of short rows, or where a block's channels serve both.
-  static constexpr int parts = (row_bytes <= 128 || has_channels) && has_long_blocks && !fills_registers &&
+  static constexpr int parts = (row_bytes <= 128 || has_channels) && has_registers && has_long_blocks &&
                                        !expands_keys && !expands_values
                                    ? 2
                                    : 1;

@@ -49,6 +49,7 @@ KVF_INLINE KVF_HD GroupParams read_group(Ctx& ctx, const typename Side::Quant& q
     p.scale = quant.global;
   else if constexpr (Side::token_scale)
     p.scale = of_tokens.token_scale(staged, token, group);
+  p.scale *= code_unit(Side::kind);
   if constexpr (Side::Quant::affine.token_offset) p.offset = of_tokens.token_offset(staged, token, group);
   if constexpr (Side::excess != 0 && Side::token_offset)
     p.offset -= static_cast<float>(Side::excess) * p.scale;

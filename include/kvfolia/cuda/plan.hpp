@@ -125,7 +125,11 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
 
 namespace detail {
 
-/// Whether a kernel without windows, custom masks, soft-caps and slopes will do.
+/// Whether there is a kernel without windows, custom masks, soft-caps and slopes: for eight columns of one
+/// coded format. Beside sixteen what those cost is little.
+template <class Quant, int Tiles>
+inline constexpr bool has_plain_kernel = Tiles == 1 && pass_count<Quant> == 1;
+/// Whether that one will do.
 inline bool is_plain(const AttendArgs& args, Window window) {
   return window.left < 0 && !args.mask.bits && args.soft_cap <= 0.0f && !args.alibi_slopes;
 }

@@ -47,6 +47,9 @@ KVF_INLINE KVF_HD constexpr int code_excess(CodeKind kind, bool biased) {
   }
 }
 
+/// What unpacked numbers are multiplied by, beside scales: those of e2m1 are too small by this.
+KVF_INLINE KVF_HD constexpr float code_unit(CodeKind kind) { return kind == CodeKind::e2m1 ? 0x1p14f : 1.0f; }
+
 /// The dim of a key that element `e` of register 2 * `half` (A) or `half` (B) of a lane's operand is, in the
 /// step-th mma along the dims. `quad` is lane % 4.
 KVF_INLINE KVF_HD constexpr int key_dim_of(CodeKind kind, int step, int quad, int half, int e) {
@@ -70,7 +73,7 @@ KVF_INLINE KVF_HD std::uint32_t pack(float first, float second) {
   return Bf16 ? Ctx::pack_bf16x2(first, second) : Ctx::pack_fp16x2(first, second);
 }
 
-/// Pairs of a key's neighbours, or of two tokens' numbers of one dim. Exact.
+/// Pairs of a key's neighbours, or of two tokens' numbers of one dim. Exact, but for code_unit().
 template <class Ctx, CodeKind Kind, bool IsValue, bool Biased, int Pairs>
 KVF_INLINE KVF_HD void unpack(std::uint32_t word, std::uint32_t (&pairs)[Pairs]) {
   static_assert(Pairs == pairs_per_register(Kind));
@@ -95,12 +98,9 @@ KVF_INLINE KVF_HD void unpack(std::uint32_t word, std::uint32_t (&pairs)[Pairs])
     pairs[0] = Ctx::e4m3x2_to_fp16x2(Ctx::prmt(word, 0u, first));
     pairs[1] = Ctx::e4m3x2_to_fp16x2(Ctx::prmt(word, 0u, second));
   } else if constexpr (Kind == CodeKind::e2m1) {
-    // As fp16's lowest exponent bits and highest mantissa bit they are too small by 2^14.
+    // As fp16's lowest exponent bits and highest mantissa bit, subnormal ones too.
     const std::uint32_t placed[4] = {word << 9, word << 5, word << 1, word >> 3};
-    KVF_UNROLLED (i, 4) {
-      const std::uint32_t small = Ctx::and_or(placed[i], 0x0e000e00u, (placed[i] << 3) & 0x80008000u);
-      pairs[i] = Ctx::fma_fp16x2(small, 0x74007400u, 0x80008000u);  // + -0 keeps the sign of 0
-    }
+    KVF_UNROLLED (i, 4) pairs[i] = Ctx::and_or(placed[i], 0x0e000e00u, (placed[i] << 3) & 0x80008000u);
   } else if constexpr (Biased) {
     static_assert(Kind == CodeKind::uint4 || Kind == CodeKind::int4);
     // Nibbles i and i + 4, as the bits of an fp16 from 64 on that count 1.
