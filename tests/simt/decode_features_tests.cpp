@@ -121,6 +121,30 @@ TEST_CASE_METHOD(Small, "a plan serves smaller batches, and says what is beyond 
   CHECK(strides.error().subject == std::string("args.out (strides)"));
 }
 
+TEST_CASE_METHOD(Small, "a row's bits do not depend on its company") {
+  // Five queries take blocks of sixteen columns, one query of three heads a block of eight.
+  const auto plan = cuda::plan_attend(view(), simt::config_of(batch, 16, heads));
+  REQUIRE(plan);
+  simt::attend(view(), BatchView(batch), a.args, *plan, 1);
+  const std::vector<float> together = a.out;
+  BatchView one = batch;
+  const std::int32_t queries[] = {0, 1};
+  one.rows = 1;
+  one.query_indptr = queries;
+  one.table.indptr += 1;
+  one.lengths += 1;
+  if (one.query_pos) one.query_pos += 1;
+  const auto alone = cuda::plan_attend(view(), simt::config_of(one, 16, heads));
+  REQUIRE(alone);
+  AttendArgs args = a.args;
+  constexpr std::size_t begin = 5 * heads * 64;
+  args.queries.data = a.queries.data() + begin;
+  args.lse = {};
+  std::fill(a.out.begin(), a.out.end(), NAN);
+  simt::attend(view(), one, args, *alone, 2);
+  for (std::size_t i = 0; i < heads * 64; ++i) REQUIRE(a.out[i] == together[begin + i]);
+}
+
 TEST_CASE("rows without keys get 0 and minus infinity") {
   Cache cache(CacheConfig{.shape = {1, 1, dynamic}, .pages = 8});
   Random random(1);

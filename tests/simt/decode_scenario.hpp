@@ -94,32 +94,22 @@ Ran attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const A
   }
   global.add(workspace.data(), workspace.size() * sizeof(float), "workspace", true);
 
-  const bool plain = cuda::detail::is_plain(args, view.window);
   Ran ran;
-  const auto run = [&]<int Tiles, bool General, int Pass>(const auto& self) {
-    constexpr int format = cuda::detail::pass_format<Quant>(Pass);
-    using Shape = cuda::detail::DecodeShape<Layout, Quant, Tiles, format, Capability>;
-    const cuda::Grid grid = plan.decode_grid(batch.rows);
+  const auto launch_decode = [&](auto kernel, cuda::Grid grid) -> Result<> {
+    using Shape = cuda::detail::DecodeShape<Layout, Quant, kernel.tiles, kernel.format, Capability>;
     ran.decode =
         launch({.grid = {grid.x, grid.y, grid.z},
                 .threads = Shape::threads,
                 .shared_bytes = Shape::shared_bytes,
                 .counts_requests = counts_requests},
                global, seed, [&](HostContext& ctx) {
-                 cuda::detail::decode<Layout, Quant, Tiles, General, format, Capability>(ctx, kernel_args);
+                 cuda::detail::decode<Layout, Quant, kernel.tiles, kernel.general, kernel.format, Capability>(
+                     ctx, kernel_args);
                });
-    if constexpr (Pass + 1 < cuda::detail::pass_count<Quant>)
-      self.template operator()<Tiles, General, Pass + 1>(self);
+    return {};
   };
-  const auto run_tiles = [&]<int Tiles>() {
-    if constexpr (cuda::detail::has_plain_kernel<Quant, Tiles>)
-      if (plain) return run.template operator()<Tiles, false, 0>(run);
-    run.template operator()<Tiles, true, 0>(run);
-  };
-  if (plan.tiles == 1)
-    run_tiles.template operator()<1>();
-  else if constexpr (Layout::key_dim <= 128)
-    run_tiles.template operator()<2>();
+  REQUIRE(cuda::detail::launch_kernels<Layout, Quant>(
+      plan, batch.rows, cuda::detail::is_plain(args, view.window), launch_decode));
   const cuda::Grid grid = plan.merge_grid(batch.rows);
   ran.merge =
       launch({.grid = {grid.x, grid.y, grid.z},

@@ -91,17 +91,6 @@ Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStr
   return launched(cudaGetLastError(), "decode kernel");
 }
 
-/// The kernels of a pass and of those behind it.
-template <int Tiles, int Pass, class Layout, class Quant>
-Result<> launch_pass(const DecodeArgs<Layout, Quant>& args, Grid grid, bool plain, cudaStream_t stream) {
-  constexpr int format = pass_format<Quant>(Pass);
-  if constexpr (has_plain_kernel<Quant, Tiles>)
-    if (plain) return launch_decode<Tiles, false, format>(args, grid, stream);
-  if (auto ok = launch_decode<Tiles, true, format>(args, grid, stream); !ok) return ok;
-  if constexpr (Pass + 1 < pass_count<Quant>) return launch_pass<Tiles, Pass + 1>(args, grid, plain, stream);
-  return {};
-}
-
 }  // namespace detail
 
 /// Computes `args.out` and `args.lse` for every query of the batch, in the order of `stream`. The pages that
@@ -118,16 +107,12 @@ Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, co
   if (batch.rows == 0 || plan.config.queries == 0) return {};
   const auto kernel_args =
       detail::decode_args(view, batch, args, plan, reinterpret_cast<float*>(workspace.data()));
-  const Grid grid = plan.decode_grid(batch.rows);
-  if (plan.splits > 0) {
-    const bool plain = detail::is_plain(args, view.window);
-    Result<> ok;
-    if (plan.tiles == 1)
-      ok = detail::launch_pass<1, 0>(kernel_args, grid, plain, stream);
-    else if constexpr (Layout::key_dim <= 128)
-      ok = detail::launch_pass<2, 0>(kernel_args, grid, plain, stream);
-    if (!ok) return ok;
-  }
+  const auto launch = [&](auto kernel, Grid grid) {
+    return detail::launch_decode<kernel.tiles, kernel.general, kernel.format>(kernel_args, grid, stream);
+  };
+  if (auto ok = detail::launch_kernels<Layout, Quant>(plan, batch.rows, detail::is_plain(args, view.window), launch);
+      !ok)
+    return ok;
   const Grid merge = plan.merge_grid(batch.rows);
   detail::merge_kernel<Layout, Quant><<<
       dim3(static_cast<unsigned>(merge.x), static_cast<unsigned>(merge.y), static_cast<unsigned>(merge.z)),

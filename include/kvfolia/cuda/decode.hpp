@@ -252,11 +252,12 @@ class DecodeBlock {
 template <class Layout, class Quant, int Tiles, bool General, int Format, int Capability, class Ctx>
 KVF_INLINE KVF_HD void decode(Ctx& ctx, const DecodeArgs<Layout, Quant>& args) {
   using Shape = DecodeShape<Layout, Quant, Tiles, Format, Capability>;
-  const int kv_head = ctx.block_y() / args.column_blocks;
-  const int first_column = ctx.block_y() % args.column_blocks * Shape::columns;
+  const int blocks = Tiles == 1 ? args.blocks_of_8 : args.blocks_of_16;
+  const int kv_head = ctx.block_y() / blocks, first_column = ctx.block_y() % blocks * Shape::columns;
   const DecodeRow row = read_row(ctx, args.batch, ctx.block_z(), kv_head, args.view.page_tokens);
-  if (ctx.block_x() * args.split_tokens >= row.length ||
-      first_column >= row.queries * (args.query_heads / args.view.kv_heads))
+  const int columns = row.queries * (args.query_heads / args.view.kv_heads);
+  const bool is_long = args.blocks_of_16 > 0 && columns > 8;
+  if (is_long != (Tiles == 2) || first_column >= columns || ctx.block_x() * args.split_tokens >= row.length)
     return;
   DecodeBlock<Ctx, Layout, Quant, Shape, General>(ctx, args, row, kv_head, first_column).run(ctx.block_x());
 }

@@ -46,7 +46,8 @@ struct DecodeArgs {
   Partials partials;
   int query_heads;
   int split_tokens;
-  int column_blocks;  ///< blocks that share a row's columns of a KV head
+  int blocks_of_8;    ///< that share a row's columns of a KV head
+  int blocks_of_16;   ///< the same of rows of more columns; 0: those are not apart
   float scale;        ///< of products of queries and keys, to base e
   float inverse_cap;  ///< 1 / soft_cap, where there is one
 };

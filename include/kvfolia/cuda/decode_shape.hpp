@@ -32,7 +32,9 @@ inline constexpr int default_split_tokens = 512;
 
 namespace detail {
 
-KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
+KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) {
+  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;
+}
 
 /// Whether scales of half a chunk are multiplied with codes where those are unpacked: both are of so few
 /// digits that fp16 has their products. What is left is one factor for all, `global`.

@@ -36,17 +36,22 @@ struct Grid {
   int z = 0;
 };
 
-/// What attend() launches. Trivially copyable; keeps no pointer.
+/// What attend() launches. Trivially copyable; keeps no pointer. Rows of up to eight columns, query heads of
+/// a group times queries, and longer ones have kernels of their own, so that a row's bits depend on itself
+/// alone.
 struct AttendPlan {
   AttendConfig config{};
   int kv_heads = 0;
   int value_dim = 0;
-  int tiles = 1;          ///< of eight columns that a block has
-  int column_blocks = 1;  ///< blocks that share a row's columns of a KV head
-  int passes = 1;         ///< over a row's keys: one for each coded format
-  int splits = 0;         ///< of the longest row
+  int passes = 1;  ///< over a row's keys: one for each coded format
+  int splits = 0;  ///< of the longest row
+  // Blocks that share a row's columns of a KV head, eight each, or sixteen of long rows; 0: no such rows.
+  int blocks_of_8 = 0;
+  int blocks_of_16 = 0;
 
-  Grid decode_grid(std::int32_t rows) const { return {splits, kv_heads * column_blocks, rows}; }
+  Grid decode_grid(std::int32_t rows, int columns) const {
+    return {splits, kv_heads * (columns == 8 ? blocks_of_8 : blocks_of_16), rows};
+  }
   Grid merge_grid(std::int32_t rows) const { return {config.query_heads, config.row_queries, rows}; }
   std::int64_t states() const { return std::int64_t{config.queries} * config.query_heads * passes * splits; }
 
@@ -108,9 +113,12 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
   plan.value_dim = Layout::value_dim;
   plan.passes = detail::pass_count<Quant>;
   const std::int64_t columns = std::int64_t{config.row_queries} * (config.query_heads / view.kv_heads);
-  // Two tiles take registers that 256 dims need themselves.
-  plan.tiles = columns > 8 && Layout::key_dim <= 128 ? 2 : 1;
-  const std::int64_t blocks = (columns + 8 * plan.tiles - 1) / (8 * plan.tiles);
+  // Sixteen columns take registers that 256 dims need themselves.
+  constexpr bool has_wide = Layout::key_dim <= 128 && Layout::value_dim <= 128;
+  const std::int64_t group = config.query_heads / view.kv_heads;
+  const std::int64_t blocks_of_8 = !has_wide ? (columns + 7) / 8 : group <= 8 ? 1 : 0;
+  const std::int64_t blocks_of_16 = has_wide && columns > 8 ? (columns + 15) / 16 : 0;
+  const std::int64_t blocks = blocks_of_8 > blocks_of_16 ? blocks_of_8 : blocks_of_16;
   plan.splits =
       static_cast<int>((std::int64_t{config.row_slots} + config.split_tokens - 1) / config.split_tokens);
   constexpr std::int64_t most_blocks = 65535;  // of a grid's second and third dimension
@@ -119,7 +127,8 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
   if (config.rows > most_blocks) return bad_argument("config.rows", config.rows, most_blocks);
   if (config.row_queries > most_blocks)
     return bad_argument("config.row_queries", config.row_queries, most_blocks);
-  plan.column_blocks = static_cast<int>(blocks);
+  plan.blocks_of_8 = static_cast<int>(blocks_of_8);
+  plan.blocks_of_16 = static_cast<int>(blocks_of_16);
   return plan;
 }
 
@@ -206,9 +215,39 @@ DecodeArgs<Layout, Quant> decode_args(const PagedView<Layout, Quant>& view, cons
           {workspace, workspace + plan.states() * plan.value_dim, plan.passes, plan.splits},
           plan.config.query_heads,
           plan.config.split_tokens,
-          plan.column_blocks,
+          plan.blocks_of_8,
+          plan.blocks_of_16,
           scale,
           args.soft_cap > 0.0f ? 1.0f / args.soft_cap : 0.0f};
+}
+
+/// A decode kernel: columns in tiles of eight, whether it is the general one, and the format of its pages.
+template <int Tiles, bool General, int Format>
+struct DecodeKernel {
+  static constexpr int tiles = Tiles;
+  static constexpr bool general = General;
+  static constexpr int format = Format;
+};
+
+/// Calls launch(DecodeKernel, Grid), which returns a Result<>, for all that a plan takes.
+template <class Layout, class Quant, int Tiles = 1, int Pass = 0, class Launch>
+Result<> launch_kernels(const AttendPlan& plan, std::int32_t rows, bool plain, const Launch& launch) {
+  if constexpr (Tiles > 2 || (Tiles == 2 && (Layout::key_dim > 128 || Layout::value_dim > 128))) {
+    return {};
+  } else if constexpr (Pass == pass_count<Quant>) {
+    return launch_kernels<Layout, Quant, Tiles + 1, 0>(plan, rows, plain, launch);
+  } else {
+    const Grid grid = plan.decode_grid(rows, 8 * Tiles);
+    const auto launch_one = [&]() -> Result<> {
+      if (grid.x == 0 || grid.y == 0) return {};
+      constexpr int format = pass_format<Quant>(Pass);
+      if constexpr (has_plain_kernel<Quant, Tiles>)
+        if (plain) return launch(DecodeKernel<Tiles, false, format>(), grid);
+      return launch(DecodeKernel<Tiles, true, format>(), grid);
+    };
+    if (auto ok = launch_one(); !ok) return ok;
+    return launch_kernels<Layout, Quant, Tiles, Pass + 1>(plan, rows, plain, launch);
+  }
 }
 
 }  // namespace detail
