@@ -145,6 +145,48 @@ TEST_CASE_METHOD(Small, "a row's bits do not depend on its company") {
   for (std::size_t i = 0; i < heads * 64; ++i) REQUIRE(a.out[i] == together[begin + i]);
 }
 
+TEST_CASE_METHOD(Small, "a launch that is repeated follows lengths and rows that changed in between") {
+  // As a captured graph is replayed: grid and arguments stay, what arrays hold does not. The last row is
+  // none.
+  const BatchView first = batch;
+  std::vector<std::int32_t> queries(first.query_indptr, first.query_indptr + 3);
+  std::vector<std::int32_t> entries(first.table.indptr, first.table.indptr + 3);
+  std::vector<std::int32_t> lengths(first.lengths, first.lengths + 2);
+  queries.push_back(queries.back());
+  entries.push_back(entries.back());
+  lengths.push_back(0);
+  BatchView captured = first;
+  captured.rows = 3;
+  captured.query_indptr = queries.data();
+  captured.table.indptr = entries.data();
+  captured.lengths = lengths.data();
+  captured.query_pos = nullptr;
+  captured.entry_pos = nullptr;
+  auto config = simt::config_of(captured, 16, heads);
+  config.row_slots += 1000;
+  const auto plan = cuda::plan_attend(view(), config);
+  REQUIRE(plan);
+  const auto replay = [&] {
+    const auto expected = ref::attend(view(), captured, a.args, heads);
+    REQUIRE(expected);
+    std::fill(a.out.begin(), a.out.end(), NAN);
+    simt::attend(view(), captured, a.args, *plan, 1);
+    check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  };
+  replay();
+  // A sequence that is five pages shorter, the other one gone.
+  entries[2] -= 5;
+  entries[3] = entries[2];
+  lengths[1] -= 80;
+  replay();
+  queries = {0, 5, 5, 5};
+  a.args.out.data = a.out.data();
+  std::fill(a.out.begin(), a.out.end(), NAN);
+  simt::attend(view(), captured, a.args, *plan, 1);
+  CHECK(std::isfinite(a.out[5 * heads * 64 - 1]));
+  CHECK(std::isnan(a.out[5 * heads * 64]));
+}
+
 TEST_CASE("rows without keys get 0 and minus infinity") {
   Cache cache(CacheConfig{.shape = {1, 1, dynamic}, .pages = 8});
   Random random(1);

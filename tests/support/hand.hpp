@@ -11,19 +11,19 @@
 namespace kvfolia_tests {
 
 /// Pages of one KV head in plain memory, NaN wherever nothing was stored, and tables by hand.
-template <int Dim>
+template <int Dim, class T = float>
 struct Hand {
   using Layout = Gqa<Dim, dynamic>;
-  std::vector<float> keys, values;
-  PagedView<Layout, Identity<float>> view{};
+  std::vector<T> keys, values;
+  PagedView<Layout, Identity<T>> view{};
   std::vector<std::int32_t> query_indptr{0}, entries, indptr{0}, lengths;
   std::vector<float> queries, out;
   std::vector<NaturalLse> lse;
   int heads = 1;
 
   Hand(int page_tokens, int pages)
-      : keys(static_cast<std::size_t>(page_tokens * pages * Dim), NAN), values(keys) {
-    const std::int64_t row = Dim * 4, page = row * page_tokens;
+      : keys(static_cast<std::size_t>(page_tokens * pages * Dim), static_cast<T>(NAN)), values(keys) {
+    const std::int64_t row = Dim * sizeof(T), page = row * page_tokens;
     view.kv_heads = 1;
     view.page_tokens = page_tokens;
     view.formats[0].keys = {reinterpret_cast<std::byte*>(keys.data()), page, 0, row};
@@ -40,7 +40,8 @@ struct Hand {
   }
   void store(int page, int slot, float key, float value) {
     const auto at = static_cast<std::size_t>((page * view.page_tokens + slot) * Dim);
-    for (std::size_t d = 0; d < Dim; ++d) keys[at + d] = d == 0 ? key : 0.0f, values[at + d] = value;
+    for (std::size_t d = 0; d < Dim; ++d)
+      keys[at + d] = static_cast<T>(d == 0 ? key : 0.0f), values[at + d] = static_cast<T>(value);
   }
   BatchView batch() const {
     BatchView b;
@@ -51,7 +52,7 @@ struct Hand {
     return b;
   }
   /// Queries default to zero: every key weighs the same.
-  void attend(AttendArgs args = {}, int concurrency = 1) {
+  AttendArgs prepare(AttendArgs args = {}) {
     const auto rows = static_cast<std::size_t>(query_indptr.back() * heads);
     queries.resize(rows * Dim, 0.0f);
     out.assign(rows * Dim, NAN);
@@ -60,13 +61,17 @@ struct Hand {
     args.out = {out.data(), heads * Dim, Dim};
     args.lse = {lse.data(), heads, 1};
     args.scale = 1.0f;
+    return args;
+  }
+  void attend(AttendArgs args = {}, int concurrency = 1) {
+    args = prepare(args);
     const auto plan = cpu::plan_attend(view, batch(), {heads, concurrency});
     REQUIRE(plan);
     std::vector<std::byte> workspace(plan->workspace_bytes());
     REQUIRE(cpu::attend(view, batch(), args, *plan, workspace, cpu::serial));
   }
-  void check(std::size_t row, float value) const {
-    for (std::size_t d = 0; d < Dim; ++d) CHECK(out[row * Dim + d] == Approx(value).margin(1e-6));
+  void check(std::size_t row, float value, double margin = 1e-6) const {
+    for (std::size_t d = 0; d < Dim; ++d) CHECK(out[row * Dim + d] == Approx(value).margin(margin));
   }
 };
 

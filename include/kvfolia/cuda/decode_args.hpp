@@ -77,10 +77,14 @@ KVF_INLINE KVF_HD DecodeRow read_row(Ctx& ctx, const BatchView& batch, int row, 
     r.first_entry = row * batch.table.row_stride;
   }
   std::int32_t used = 0;
-  if (batch.lengths)
+  if (batch.lengths) {
     used = ctx.load(batch.lengths + row);
-  else if (entries > 0)
-    used = (entries - 1) * page_tokens + ctx.load(batch.last_page_tokens + row);
+  } else if (entries > 0) {
+    const std::int32_t last = ctx.load(batch.last_page_tokens + row);
+    used = (entries - 1) * page_tokens + (last < page_tokens ? last : page_tokens);
+  }
+  // No length leads beyond its table.
+  if (batch.table.indptr && used > entries * page_tokens) used = entries * page_tokens;
   // Entries that tell how full they are may be followed by others, however full.
   r.length = batch.entry_tokens ? entries * page_tokens : used;
   r.position = batch.query_pos ? ctx.load(batch.query_pos + row) : used - r.queries;
