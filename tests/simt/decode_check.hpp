@@ -33,9 +33,9 @@ inline constexpr int most_seeds = 1000;
 #endif
 
 /// Sequences of some lengths, each with its newest token's query: the same bits with every seed, and what
-/// ref says.
-template <class Layout, class Quant, int Capability = 90>
-void check_decode(const DecodeSetup& setup) {
+/// ref says. `attend`(view, batch, args, plan, seed) runs the kernels.
+template <class Layout, class Quant, class Attend>
+void check_decode_by(const DecodeSetup& setup, Attend&& attend) {
   CAPTURE(setup.lengths, setup.group, setup.page_tokens);
   Random random(99);
   CacheConfig config;
@@ -74,7 +74,7 @@ void check_decode(const DecodeSetup& setup) {
     std::vector<float> first;
     for (int seed = 0; seed < std::min(setup.seeds, most_seeds); ++seed) {
       std::fill(a.out.begin(), a.out.end(), NAN);
-      attend<Capability>(view, batch, a.args, *plan, static_cast<std::uint64_t>(seed));
+      attend(view, BatchView(batch), a.args, *plan, static_cast<std::uint64_t>(seed));
       if (seed == 0) {
         first = a.out;
         check_close(compare(a.out, a.lse, *expected), decode_tolerance<Quant>);
@@ -82,6 +82,15 @@ void check_decode(const DecodeSetup& setup) {
       CHECK(std::memcmp(first.data(), a.out.data(), first.size() * sizeof(float)) == 0);
     }
   }
+}
+
+/// On the host, as a GPU of a compute capability would.
+template <class Layout, class Quant, int Capability = 90>
+void check_decode(const DecodeSetup& setup) {
+  check_decode_by<Layout, Quant>(setup, [](const auto& view, const BatchView& batch, const AttendArgs& args,
+                                           const cuda::AttendPlan& plan, std::uint64_t seed) {
+    attend<Capability>(view, batch, args, plan, seed);
+  });
 }
 
 }  // namespace kvfolia_tests::simt

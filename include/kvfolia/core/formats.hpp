@@ -92,7 +92,7 @@ KVF_INLINE KVF_HD constexpr int code_bytes(int dims) {
 }
 /// Whether vectors of so many dims can be coded: their codes must end with a byte.
 template <class Q>
-constexpr bool fits(int dims) {
+KVF_INLINE KVF_HD constexpr bool fits(int dims) {
   if constexpr (requires { Q::fits(dims); })
     return Q::fits(dims);
   else
