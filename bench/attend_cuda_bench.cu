@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// Decode attention on a GPU: time, the pages' bytes a second, and the part that is of what a copy within the
+// device's memory reads and writes a second in the same run. Every launch reads pages that no cache holds.
+
+#include <benchmark/benchmark.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attend_cuda_case.hpp"
+#include "kvfolia/cuda.cuh"
+#include "kvfolia/layout/gqa.hpp"
+#include "kvfolia/quant/key_value.hpp"
+
+using namespace kvfolia;
+
+namespace {
+
+using Layout = Gqa<CudaCase::dims, dynamic>;
+using Kivi = KeyValue<Int4Channels<32>, Int4<0>>;
+
+void check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+
+template <class T>
+struct Freed {
+  void operator()(T* memory) const { cudaFree(memory); }
+};
+template <class T>
+using DeviceArray = std::unique_ptr<T[], Freed<T>>;
+
+template <class T>
+DeviceArray<T> allocate(std::size_t count) {
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, count * sizeof(T)));
+  return DeviceArray<T>(static_cast<T*>(memory));
+}
+template <class T>
+DeviceArray<T> copy_of(const std::vector<T>& host) {
+  auto memory = allocate<T>(host.size());
+  check(cudaMemcpy(memory.get(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return memory;
+}
+
+struct Events {
+  cudaEvent_t begin{}, end{};
+  Events() {
+    check(cudaEventCreate(&begin));
+    check(cudaEventCreate(&end));
+  }
+  ~Events() {
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+  }
+  template <class F>
+  double seconds(F&& f) const {
+    check(cudaEventRecord(begin));
+    f();
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    float milliseconds = 0.0f;
+    check(cudaEventElapsedTime(&milliseconds, begin, end));
+    return milliseconds * 1e-3;
+  }
+};
+
+/// Bytes a second of a copy, those read and those written, at best of ten.
+double copy_bandwidth() {
+  constexpr std::size_t bytes = std::size_t{1} << 30;
+  const auto from = allocate<std::byte>(bytes), to = allocate<std::byte>(bytes);
+  const Events events;
+  double best = 0.0;
+  for (int i = 0; i < 10; ++i) {
+    const double seconds =
+        events.seconds([&] { check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice)); });
+    best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
+  }
+  return best;
+}
+
+/// Pages for several tables, each of all of a case's rows, in an order of no use to anybody.
+template <class Quant>
+class Pages {
+ public:
+  Pages(int rows, int length, int group, int page_tokens) {
+    const int kv_heads = 8;
+    const PageFormat format = page_format<Layout, Quant>(kv_heads, page_tokens);
+    const int row_pages = (length + page_tokens - 1) / page_tokens;
+    table_pages_ = std::int64_t{rows} * row_pages;
+    bytes_ = table_pages_ * format.slice_bytes();
+    constexpr std::int64_t beyond_caches = std::int64_t{512} << 20;
+    tables_ = static_cast<int>(std::max<std::int64_t>(2, (beyond_caches + bytes_ - 1) / bytes_));
+    const std::int64_t pages = tables_ * table_pages_;
+    pool_ = allocate<std::byte>(static_cast<std::size_t>(pages * format.slice_bytes()));
+    // Numbers of a magnitude in every type that codes and scales have.
+    check(cudaMemset(pool_.get(), 0x2b, static_cast<std::size_t>(pages * format.slice_bytes())));
+    std::vector<std::int32_t> table(static_cast<std::size_t>(pages)), last(static_cast<std::size_t>(rows));
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
+    table_ = copy_of(table);
+    for (int row = 0; row <= rows; ++row) c.indptr.push_back(row * row_pages);
+    std::fill(last.begin(), last.end(), length - (row_pages - 1) * page_tokens);
+    indptr_ = copy_of(c.indptr);
+    last_ = copy_of(last);
+    const std::size_t outputs = static_cast<std::size_t>(rows) * kv_heads * group * CudaCase::dims;
+    queries_ = copy_of(std::vector<fp16>(outputs, fp16(0.25f)));
+    out_ = allocate<fp16>(outputs);
+
+    c.rows = rows;
+    c.length = length;
+    c.query_heads = kv_heads * group;
+    c.kv_heads = kv_heads;
+    c.page_tokens = page_tokens;
+    c.pages = pool_.get();
+    c.page_bytes = format.slice_bytes();
+    c.value_offset = format.value_offset();
+    c.device_indptr = indptr_.get();
+    c.last_page_tokens = last_.get();
+    c.queries = queries_.get();
+    c.out = out_.get();
+
+    const auto plane = [&](std::int64_t offset, const PlaneFormat& p) {
+      return PlaneView{pool_.get() + offset, format.slice_bytes(), p.tile_bytes, p.slot_stride};
+    };
+    view.kv_heads = kv_heads;
+    view.page_tokens = page_tokens;
+    view.formats[0] = {plane(format.key_offset(), format.keys), plane(format.value_offset(), format.values),
+                       plane(format.key_param_offset(), format.key_params),
+                       plane(format.value_param_offset(), format.value_params), static_cast<std::int32_t>(pages)};
+  }
+
+  double bytes() const { return static_cast<double>(bytes_); }
+  const std::int32_t* table(std::int64_t i) const { return table_.get() + i % tables_ * table_pages_; }
+
+  CudaCase c;
+  PagedView<Layout, Quant> view{};
+
+ private:
+  std::int64_t table_pages_ = 0;
+  std::int64_t bytes_ = 0;
+  int tables_ = 0;
+  DeviceArray<std::byte> pool_;
+  DeviceArray<std::int32_t> table_, indptr_, last_;
+  DeviceArray<fp16> queries_, out_;
+};
+
+template <class Quant>
+CudaDecode our_decode(const Pages<Quant>& pages) {
+  const CudaCase& c = pages.c;
+  const auto plan = cuda::plan_attend(
+      pages.view, {.query_heads = c.query_heads, .rows = c.rows, .queries = c.rows, .row_slots = c.length});
+  if (!plan) return [](const std::int32_t*, cudaStream_t) { return cudaErrorNotSupported; };
+  std::shared_ptr<std::byte[]> workspace = allocate<std::byte>(plan->workspace_bytes());
+  return [=, &pages](const std::int32_t* table, cudaStream_t stream) {
+    BatchView batch;
+    batch.rows = c.rows;
+    batch.table = {table, c.device_indptr};
+    batch.last_page_tokens = c.last_page_tokens;
+    AttendArgs args;
+    args.queries = {static_cast<const fp16*>(c.queries), c.query_heads * CudaCase::dims, CudaCase::dims};
+    args.out = {static_cast<fp16*>(c.out), c.query_heads * CudaCase::dims, CudaCase::dims};
+    const auto ok =
+        cuda::attend(pages.view, batch, args, *plan, {workspace.get(), plan->workspace_bytes()}, stream);
+    return ok ? cudaSuccess : cudaErrorUnknown;
+  };
+}
+
+double copies_per_second = 0.0;
+
+template <class Quant, class Make>
+void run(benchmark::State& state, const Make& make) {
+  const int page_tokens = std::max(16, kvfolia::detail::largest_block<Quant>);
+  const Pages<Quant> pages(static_cast<int>(state.range(0)), static_cast<int>(state.range(1)),
+                           static_cast<int>(state.range(2)), page_tokens);
+  const CudaDecode decode = make(pages);
+  const Events events;
+  std::int64_t i = 0;
+  if (decode(pages.table(i), nullptr) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) {
+    state.SkipWithError("could not be launched");
+    return;
+  }
+  for (auto _ : state)
+    state.SetIterationTime(events.seconds([&] { check(decode(pages.table(++i), nullptr)); }));
+  const double bytes = pages.bytes() * static_cast<double>(state.iterations());
+  state.counters["bytes"] = pages.bytes();
+  state.counters["GB/s"] = benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsRate);
+  state.counters["of_copy"] = benchmark::Counter(bytes / copies_per_second, benchmark::Counter::kIsRate);
+}
+
+template <class Quant>
+void add(const char* pages) {
+  const auto bench = [](const std::string& name, auto make) {
+    auto* b = benchmark::RegisterBenchmark(name.c_str(), [make](benchmark::State& s) { run<Quant>(s, make); });
+    b->ArgNames({"rows", "tokens", "group"})->UseManualTime()->Unit(benchmark::kMicrosecond);
+    for (const int group : {1, 4, 8}) b->Args({1, 65536, group})->Args({16, 4096, group})->Args({64, 4096, group});
+  };
+  bench(std::string("kvfolia/") + pages, [](const Pages<Quant>& p) { return our_decode(p); });
+#if defined(KVF_BENCH_FLASHINFER)
+  if constexpr (std::is_same_v<Quant, Identity<fp16>>)
+    bench(std::string("flashinfer/") + pages, [](const Pages<Quant>& p) { return flashinfer_decode(p.c); });
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("there is no GPU");
+    return 77;
+  }
+  copies_per_second = copy_bandwidth();
+  std::printf("a copy reads and writes %.0f GB/s\n", copies_per_second * 1e-9);
+  add<Identity<fp16>>("fp16");
+  add<Int8>("int8");
+  add<Int4<0>>("int4");
+  add<Int4<32>>("int4-g32");
+  add<Kivi>("kivi4");
+  add<Nvfp4>("nvfp4");
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}
