@@ -97,7 +97,9 @@ Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStr
 /// `view`, `batch` and `args` point to are the device's; so is `workspace`, of at least
 /// plan.workspace_bytes(), aligned to 16. Allocates nothing, does not synchronise, throws nothing and can be
 /// captured in a graph; launches nothing when it returns an error. What only the device can read is trusted:
-/// lengths within plan.config, entries that are pages of the view.
+/// lengths within plan.config, entries that are pages of the view. A value that is not finite may reach queries
+/// that a mask hides it from. Code for one compute capability that runs on another takes the first one's shared
+/// memory: device_error where there is less.
 template <class Layout, class Quant>
 Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
                 const AttendPlan& plan, std::span<std::byte> workspace, cudaStream_t stream) noexcept {

@@ -4,6 +4,7 @@
 // What kernels take of a GPU, as data: which compute capabilities differ, and in what.
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "kvfolia/core/config.hpp"
 
