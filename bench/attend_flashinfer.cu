@@ -42,10 +42,11 @@ template <std::uint32_t Group>
 cudaError_t plan(const CudaCase& c, Buffers& buffers, flashinfer::DecodePlanInfo& info) {
   auto indptr = c.indptr;
   const auto estimate =
-      flashinfer::BatchDecodeWithPagedKVCacheWorkEstimationDispatched<Group, CudaCase::dims, no_rope, Variant, Params>;
+      flashinfer::BatchDecodeWithPagedKVCacheWorkEstimationDispatched<Group, CudaCase::dims, no_rope, Variant,
+                                                                      Params>;
   return flashinfer::DecodePlan<CudaCase::dims, no_rope, Variant, Params>(
-      buffers.floats, Buffers::bytes, buffers.ints, buffers.host_ints, Buffers::int_bytes, info, indptr.data(),
-      static_cast<std::uint32_t>(c.rows), static_cast<std::uint32_t>(c.query_heads),
+      buffers.floats, Buffers::bytes, buffers.ints, buffers.host_ints, Buffers::int_bytes, info,
+      indptr.data(), static_cast<std::uint32_t>(c.rows), static_cast<std::uint32_t>(c.query_heads),
       static_cast<std::uint32_t>(c.page_tokens), false, nullptr, estimate);
 }
 

@@ -252,6 +252,9 @@ TEST_CASE("errors of plans cross no boundary as exceptions and do not vanish in 
   view = hand.view;
   view.formats[0].values.base += 8;
   CHECK(refused(view, args, bytes) == "view.formats.values (alignment)");
+  PagedView<Gqa<64, dynamic>, Mixed<Identity<fp16>, Int8>> mixed{};
+  mixed.page_tokens = 4;
+  CHECK(refused(mixed, args, bytes) == "plan (made for another view)");
   AttendArgs without = args;
   without.out.data = nullptr;
   CHECK(refused(hand.view, without, bytes) == "args.out");

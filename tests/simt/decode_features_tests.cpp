@@ -81,6 +81,27 @@ TEST_CASE_METHOD(Small, "windows agree with ref") {
     check(v);
   }
 }
+TEST_CASE_METHOD(Small, "a window that spans all changes no bit") {
+  check();
+  const std::vector<float> plain = a.out;
+  auto v = view();
+  v.window = {1 << 20, 0};
+  check(v);
+  CHECK(a.out == plain);
+}
+TEST_CASE_METHOD(Small, "absent pages are skipped") {
+  const BatchView all = batch;
+  std::vector<std::int32_t> entries(all.table.entries, all.table.entries + all.table.indptr[2]);
+  for (const std::size_t i : {1u, 5u, 6u, 7u, 8u, 9u, 20u}) entries[i] = -1;
+  BatchView some = all;
+  some.table.entries = entries.data();
+  const auto expected = ref::attend(view(), some, a.args, heads);
+  REQUIRE(expected);
+  const auto plan = cuda::plan_attend(view(), simt::config_of(some, 16, heads));
+  REQUIRE(plan);
+  simt::attend(view(), some, a.args, *plan, 1);
+  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+}
 TEST_CASE_METHOD(Small, "a custom mask agrees with ref") {
   std::vector<std::uint8_t> bits(std::size_t{1} << 20);
   for (auto& byte : bits) byte = static_cast<std::uint8_t>(random.next());

@@ -87,26 +87,30 @@ TEST_CASE("decode of rows that are made fp16 first agrees with ref") {
 
 namespace {
 
-/// Keys whose channels have biases of hundreds, with queries in fp16.
-template <class Quant>
-void check_biased_keys() {
+/// One sequence of 161 tokens, changed by the caller before they are stored, and four heads' queries in fp16.
+template <class Quant, class Change>
+void check_tokens(const Change& change) {
   constexpr int dims = 128;
+  using Layout = Gqa<dims, 32>;
   Random random(3);
-  PagedCache<Gqa<dims, 32>, Quant> cache(CacheConfig{.shape = {1, 1, 32}, .pages = 12, .exact_pages = 4});
+  CacheConfig config{.shape = {1, 1, 32}, .pages = 12};
+  if constexpr (exact_format<Quant> != coded_format) config.exact_pages = 4;
+  PagedCache<Layout, Quant> cache(config);
   poison(cache);
   Step step = cache.begin_step();
   REQUIRE(step.extend(*step.create(), 161));
   const Batch batch = step.commit();
-  auto tokens = random_tokens<Gqa<dims, 32>>(random, batch.tokens(), 1);
-  std::vector<float> biases = random.gauss(dims);
-  for (std::size_t i = 0; i < tokens.keys.size(); ++i) tokens.keys[i] += 300.0f * biases[i % dims];
+  auto tokens = random_tokens<Layout>(random, batch.tokens(), 1);
+  change(random, tokens.keys, tokens.values);
   REQUIRE(cpu::append(cache.view(LayerId{0}), batch, tokens.args(1), cpu::serial));
 
   const auto view = cache.view(LayerId{0});
   BatchView last = batch;
   const std::int32_t queries[] = {0, 1};
   last.query_indptr = queries;
-  Attention a = Attention::make<Gqa<dims, 32>>(random, 1, 4);
+  const std::int32_t position[] = {160};
+  last.query_pos = position;
+  Attention a = Attention::make<Layout>(random, 1, 4);
   std::vector<fp16> halves(a.queries.size());
   for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = fp16(0.1f * a.queries[i]);
   a.args.queries = {halves.data(), a.args.queries.token_stride, a.args.queries.head_stride};
@@ -118,10 +122,69 @@ void check_biased_keys() {
   check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
 }
 
+template <class Quant>
+void check_biased_keys() {
+  check_tokens<Quant>([](Random& random, std::vector<float>& keys, std::vector<float>&) {
+    const std::vector<float> biases = random.gauss(128);
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] += 300.0f * biases[i % 128];
+  });
+}
+template <class Quant>
+void check_zero_values() {
+  for (const std::size_t tokens : {161u, 40u, 1u})
+    check_tokens<Quant>([&](Random&, std::vector<float>&, std::vector<float>& values) {
+      std::fill_n(values.begin(), tokens * 128, 0.0f);
+    });
+}
+
 }  // namespace
 
 TEST_CASE("biases of keys cost no digits where channels have parameters") {
   check_biased_keys<KeyValue<Centered<Int8>, Int8>>();
   check_biased_keys<Int4Channels<32>>();
   check_biased_keys<Compact4Channels<32>>();
+}
+
+TEST_CASE("tokens whose values are 0 keep their weights") {
+  check_zero_values<Int8>();
+  check_zero_values<Int4<32>>();
+  check_zero_values<Int4Symmetric<0>>();
+  check_zero_values<Fp8<>>();
+  check_zero_values<Fp8Tensor<>>();
+  check_zero_values<Fp8Blocks<fp8_e4m3, 64>>();
+  check_zero_values<Nvfp4>();
+  check_zero_values<Mxfp4>();
+  check_zero_values<Int4Channels<32>>();
+  check_zero_values<KeyValue<Centered<Int8>, Centered<Nvfp4>>>();
+  check_zero_values<Q8_0>();
+}
+
+TEST_CASE("a group of values that is not finite leaves other groups alone") {
+  // ref's are compared dim by dim: 32 to 63 are NaN.
+  constexpr int dims = 128;
+  using Layout = Gqa<dims, 32>;
+  Random random(4);
+  PagedCache<Layout, Int4<32>> cache(CacheConfig{.shape = {1, 1, 32}, .pages = 2});
+  Step step = cache.begin_step();
+  REQUIRE(step.extend(*step.create(), 5));
+  const Batch batch = step.commit();
+  auto tokens = random_tokens<Layout>(random, batch.tokens(), 1);
+  for (std::size_t d = 0; d < 32; ++d) tokens.values[2 * dims + d] *= 100.0f;
+  tokens.values[2 * dims + 40] = INFINITY;
+  REQUIRE(cpu::append(cache.view(LayerId{0}), batch, tokens.args(1), cpu::serial));
+  const auto view = cache.view(LayerId{0});
+  Attention a = Attention::make<Layout>(random, 5, 1);
+  const auto expected = ref::attend(view, batch, a.args, 1);
+  REQUIRE(expected);
+  const auto plan = cuda::plan_attend(view, simt::config_of(batch, 32, 1));
+  REQUIRE(plan);
+  simt::attend(view, BatchView(batch), a.args, *plan, 1);
+  for (std::size_t d = 0; d < dims; ++d) {
+    const std::size_t i = 4 * dims + d;
+    CAPTURE(d);
+    if (std::isnan(expected->out[i]))
+      CHECK(std::isnan(a.out[i]));
+    else
+      CHECK(a.out[i] == Approx(expected->out[i]).margin(0.05));
+  }
 }

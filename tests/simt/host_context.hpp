@@ -242,9 +242,10 @@ class HostContext {
   static std::uint32_t pack_bf16x2(float first, float second) {
     return each_half([&](int i) { return kvfolia::bf16(i == 0 ? first : second); });
   }
-  static float exp2(float x) { return std::exp2(x); }
-  static float log2(float x) { return std::log2(x); }
-  static float reciprocal(float x) { return 1.0f / x; }
+  static float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+  static float exp2(float x) { return flush(std::exp2(flush(x))); }
+  static float log2(float x) { return flush(std::log2(flush(x))); }
+  static float reciprocal(float x) { return flush(1.0f / flush(x)); }
   static float max(float a, float b) { return std::fmax(a, b); }
 
   /// To be called at a thread's end.

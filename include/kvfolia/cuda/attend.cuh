@@ -52,8 +52,8 @@ inline Result<> launched(cudaError_t error, const char* what) {
   return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
 }
 
-/// What a kernel is launched with, which depends on the capability that it was compiled for: that of the device,
-/// or an older one.
+/// What a kernel is launched with, which depends on the capability that it was compiled for: that of the
+/// device, or an older one.
 struct BlockSize {
   int threads;
   std::uint32_t shared_bytes;
@@ -73,22 +73,53 @@ BlockSize decode_block(int capability) {
   }
 }
 
-/// Neither synchronises nor allocates.
+/// Makes a kernel ready for the current device, and says what it is launched with. Neither synchronises nor
+/// allocates.
 template <int Tiles, bool General, int Format, class Layout, class Quant>
-Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStream_t stream) {
+Result<> prepare_decode(BlockSize& block) {
   constexpr auto kernel = decode_kernel<Layout, Quant, Tiles, General, Format>;
   cudaFuncAttributes compiled{};
   if (const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel); error != cudaSuccess)
     return launched(error, "cudaFuncGetAttributes");
-  const BlockSize block = decode_block<Layout, Quant, Tiles, Format>(compiled.ptxVersion);
+  block = decode_block<Layout, Quant, Tiles, Format>(compiled.ptxVersion);
   // More than 48 KiB have to be asked for, on every device.
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     static_cast<int>(block.shared_bytes));
-      error != cudaSuccess)
-    return launched(error, "cudaFuncSetAttribute (shared memory)");
-  kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
-           static_cast<unsigned>(block.threads), block.shared_bytes, stream>>>(args);
-  return launched(cudaGetLastError(), "decode kernel");
+  return launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(block.shared_bytes)),
+                  "cudaFuncSetAttribute (shared memory)");
+}
+
+template <class Kernel, class Args>
+Result<> launch(Kernel* kernel, Grid grid, BlockSize block, const Args& args, cudaStream_t stream,
+                const char* what) {
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  config.blockDim = dim3(static_cast<unsigned>(block.threads));
+  config.dynamicSmemBytes = block.shared_bytes;
+  config.stream = stream;
+  return launched(cudaLaunchKernelEx(&config, kernel, args), what);
+}
+
+/// All kernels are ready before the first one is launched.
+template <class Layout, class Quant>
+Result<> launch_attend(const DecodeArgs<Layout, Quant>& args, const AttendPlan& plan, cudaStream_t stream) {
+  const std::int32_t rows = args.batch.rows;
+  const bool plain = is_plain(args.args, args.view.window);
+  BlockSize blocks[2 * pass_count<Quant>]{};
+  int prepared = 0, next = 0;
+  auto ok = launch_kernels<Layout, Quant>(plan, rows, plain, [&](auto kernel, Grid) {
+    using Kernel = decltype(kernel);
+    return prepare_decode<Kernel::tiles, Kernel::general, Kernel::format, Layout, Quant>(blocks[prepared++]);
+  });
+  if (!ok) return ok;
+  ok = launch_kernels<Layout, Quant>(plan, rows, plain, [&](auto kernel, Grid grid) {
+    using Kernel = decltype(kernel);
+    return launch(decode_kernel<Layout, Quant, Kernel::tiles, Kernel::general, Kernel::format>, grid,
+                  blocks[next++], args, stream, "decode kernel");
+  });
+  if (!ok) return ok;
+  return launch(merge_kernel<Layout, Quant>, plan.merge_grid(rows),
+                BlockSize{merge_threads, merge_shared_bytes<Layout, Quant>}, args, stream, "merge kernel");
 }
 
 }  // namespace detail
@@ -97,29 +128,23 @@ Result<> launch_decode(const DecodeArgs<Layout, Quant>& args, Grid grid, cudaStr
 /// `view`, `batch` and `args` point to are the device's; so is `workspace`, of at least
 /// plan.workspace_bytes(), aligned to 16. Allocates nothing, does not synchronise, throws nothing and can be
 /// captured in a graph; launches nothing when it returns an error. What only the device can read is trusted:
-/// lengths within plan.config, entries that are pages of the view. A value that is not finite may reach queries
-/// that a mask hides it from. Code for one compute capability that runs on another takes the first one's shared
-/// memory: device_error where there is less.
+/// lengths within plan.config, entries that are pages of the view. A value that is not finite may reach
+/// queries that a mask hides it from. Code for one compute capability that runs on another takes the first
+/// one's shared memory: device_error where there is less.
 template <class Layout, class Quant>
 Result<> attend(const PagedView<Layout, Quant>& view, const BatchView& batch, const AttendArgs& args,
                 const AttendPlan& plan, std::span<std::byte> workspace, cudaStream_t stream) noexcept {
-  if (auto ok = detail::check_attend(view, batch, args, plan, workspace.size()); !ok) return ok;
-  if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 16 != 0)
-    return kvfolia::detail::bad_argument("workspace (alignment)", 0, 16);
-  if (batch.rows == 0 || plan.config.queries == 0) return {};
-  const auto kernel_args =
-      detail::decode_args(view, batch, args, plan, reinterpret_cast<float*>(workspace.data()));
-  const auto launch = [&](auto kernel, Grid grid) {
-    return detail::launch_decode<kernel.tiles, kernel.general, kernel.format>(kernel_args, grid, stream);
-  };
-  if (auto ok = detail::launch_kernels<Layout, Quant>(plan, batch.rows, detail::is_plain(args, view.window), launch);
-      !ok)
-    return ok;
-  const Grid merge = plan.merge_grid(batch.rows);
-  detail::merge_kernel<Layout, Quant><<<
-      dim3(static_cast<unsigned>(merge.x), static_cast<unsigned>(merge.y), static_cast<unsigned>(merge.z)),
-      detail::merge_threads, detail::merge_shared_bytes<Layout, Quant>, stream>>>(kernel_args);
-  return detail::launched(cudaGetLastError(), "merge kernel");
+  if constexpr (!supported<Layout, Quant>()) {
+    return Error{Errc::unsupported, "layout or quantizer"};
+  } else {
+    if (auto ok = detail::check_attend(view, batch, args, plan, workspace.size()); !ok) return ok;
+    if (reinterpret_cast<std::uintptr_t>(workspace.data()) % 16 != 0)
+      return kvfolia::detail::bad_argument("workspace (alignment)", 0, 16);
+    if (batch.rows == 0 || plan.config.queries == 0) return {};
+    return detail::launch_attend(
+        detail::decode_args(view, batch, args, plan, reinterpret_cast<float*>(workspace.data())), plan,
+        stream);
+  }
 }
 
 }  // namespace kvfolia::inline KVF_ABI::cuda

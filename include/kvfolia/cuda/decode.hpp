@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "kvfolia/core/attend_args.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"

@@ -5,7 +5,6 @@
 // memory. None of them costs an element anything: those of keys are multiplied with queries, a block at a
 // time, and those of values with a block's sums.
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kvfolia/core/config.hpp"

@@ -15,8 +15,8 @@
 #include "kvfolia/cuda/decode_channels.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
 #include "kvfolia/cuda/decode_tiles.hpp"
-#include "kvfolia/cuda/decode_tokens.hpp"
 #include "kvfolia/cuda/unpack.hpp"
+#include "kvfolia/quant/ggml.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
@@ -35,17 +35,20 @@ class StagedRows {
     for (int i = ctx_.lane(); i < tokens * (Side::dims / 2); i += warp_size) {
       const int token = i / (Side::dims / 2), dim = i % (Side::dims / 2) * 2;
       ctx_.store_shared(to + static_cast<SharedOffset>(token * pitch + dim * 2),
-                        Ctx::pack_fp16x2(value(token, dim), value(token, dim + 1)));
+                        Ctx::pack_fp16x2(clamped(value(token, dim)), clamped(value(token, dim + 1))));
     }
     ctx_.sync_warp();
   }
 
  private:
+  /// As fp16 pages hold it.
+  KVF_INLINE KVF_HD static float clamped(float x) {
+    return kvfolia::detail::is_finite(x) ? kvfolia::detail::clamp_to_fp16(x) : x;
+  }
   KVF_INLINE KVF_HD float value(int token, int dim) {
     const SharedOffset row = codes_ + static_cast<SharedOffset>(token * Side::pitch);
     if constexpr (Side::kind == CodeKind::fp32) {
-      const auto x = ctx_.template load_shared<float>(row + static_cast<SharedOffset>(dim * 4));
-      return kvfolia::detail::is_finite(x) ? kvfolia::detail::clamp_to_fp16(x) : x;
+      return ctx_.template load_shared<float>(row + static_cast<SharedOffset>(dim * 4));
     } else if constexpr (is_ggml<Quant>) {
       const SharedOffset block = row + static_cast<SharedOffset>(dim / 32 * Quant::block_bytes);
       const std::uint32_t scale = byte(block) | byte(block + 1) << 8;
@@ -73,7 +76,6 @@ class StagedRows {
       case CodeKind::int8: return static_cast<float>(static_cast<std::int8_t>(low));
       case CodeKind::e4m3: return static_cast<float>(fp8_e4m3::from_bits(low));
       case CodeKind::e5m2: return static_cast<float>(fp8_e5m2::from_bits(low));
-      case CodeKind::e2m1: return static_cast<float>(fp4_e2m1::from_bits(low));
       case CodeKind::int4: return static_cast<float>(static_cast<int>(low) - 8);
       default: return static_cast<float>(low);
     }

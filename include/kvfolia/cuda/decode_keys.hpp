@@ -8,7 +8,6 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
-#include "kvfolia/core/small_floats.hpp"
 #include "kvfolia/core/tensor.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
@@ -112,7 +111,7 @@ class KeyProducts {
         KVF_UNROLLED (tile, tiles) {
           if constexpr (is_bf16) {
             ctx_.mma_bf16(products[tile][part], a, queries_[tile][step]);
-            if (args_.args.queries.type != DType::bf16)
+            if (rotates<typename Shape::Key> || args_.args.queries.type != DType::bf16)
               ctx_.mma_bf16(products[tile][part], a, rests_[tile][step]);
           } else {
             ctx_.mma_fp16(products[tile][part], a, queries_[tile][step]);

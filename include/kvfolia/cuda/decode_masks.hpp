@@ -15,9 +15,9 @@
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
 struct ColumnRules {
-  float scale;            ///< of products; to base 2 where nothing else bends scores
+  float scale;            ///< of products, to base 2, as the slope
   std::uint32_t seen;     ///< positions below are seen, as far as the causal mask goes
-  std::int32_t position;  ///< of the query, for other masks, as the slope
+  std::int32_t position;  ///< of the query, for other masks and the slope
   float slope;
 };
 
@@ -26,12 +26,10 @@ KVF_INLINE KVF_HD ColumnRules column_rules(Ctx& ctx, const Columns<Layout, Quant
                                            float scale) {
   const AttendArgs& args = columns.args.args;
   const std::int32_t position = columns.row.position + columns.query(column);
-  ColumnRules rules{scale, 0x80000000u, position, 0.0f};
+  ColumnRules rules{scale * log2_e, 0x80000000u, position, 0.0f};
   if (args.causal) rules.seen = position < 0 ? 0u : static_cast<std::uint32_t>(position) + 1u;
-  if constexpr (!General)
-    rules.scale *= log2_e;
-  else if (args.alibi_slopes && columns.exists(column))
-    rules.slope = ctx.load(args.alibi_slopes + columns.head(column));
+  if (General && args.alibi_slopes && columns.exists(column))
+    rules.slope = ctx.load(args.alibi_slopes + columns.head(column)) * log2_e;
   return rules;
 }
 
@@ -56,19 +54,20 @@ KVF_INLINE KVF_HD float finish_score(Ctx& ctx, const Columns<Layout, Quant>& col
   // As a number without a sign -1 is the largest.
   const bool hidden = static_cast<std::uint32_t>(token.position) >= rules.seen;
   if constexpr (!General) {
-    const float score = product * rules.scale + token.log_value_scale;
+    const float score = __builtin_fmaf(product, rules.scale, token.log_value_scale);
     return hidden ? minus_infinity() : score;
   } else {
     if (hidden || !args.view.window.sees(rules.position, token.position) ||
         !mask_sees(ctx, columns, column, token.position))
       return minus_infinity();
-    float score = product * rules.scale;
-    const float cap = args.args.soft_cap;  // cap * tanh(score / cap), as cap * (1 - 2 / (1 + e^2x))
-    if (cap > 0.0f)
-      score =
-          cap - 2.0f * cap * Ctx::reciprocal(1.0f + Ctx::exp2(score * (2.0f * log2_e) * args.inverse_cap));
     const auto distance = static_cast<float>(token.position - rules.position);
-    return (score + rules.slope * distance) * log2_e + token.log_value_scale;
+    const float bias = __builtin_fmaf(rules.slope, distance, token.log_value_scale);
+    const float cap = args.args.soft_cap;
+    // Without a cap and slopes the same bits as above.
+    if (cap <= 0.0f) return __builtin_fmaf(product, rules.scale, bias);
+    // cap * tanh(score / cap), as cap * (1 - 2 / (1 + e^(2 score / cap))), to base 2
+    const float power = Ctx::exp2(product * rules.scale * 2.0f * args.inverse_cap);
+    return cap * log2_e * (1.0f - 2.0f * Ctx::reciprocal(1.0f + power)) + bias;
   }
 }
 

@@ -5,8 +5,8 @@
 // layout, a quantizer and a number of columns.
 //
 // A block has the keys of one split of a row, for one KV head and up to 16 columns: query heads of the group
-// times the row's queries. Each warp has a ring of its own, of tiles of 16 or 32 tokens, and takes every
-// fourth tile: warps meet only at the end.
+// times the row's queries. Each warp has a ring of its own, of tiles of 16 or 32 tokens, which warps take in
+// turn: they meet only at the end.
 
 #include <cstdint>
 #include <type_traits>
@@ -39,7 +39,11 @@ KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) {
 /// Whether scales of half a chunk are multiplied with codes where those are unpacked: both are of so few
 /// digits that fp16 has their products. What is left is one factor for all, `global`.
 template <class Q>
-inline constexpr bool has_fine_scales = std::is_base_of_v<Nvfp4, Q>;
+inline constexpr bool has_fine_scales = std::is_same_v<Nvfp4, Q>;
+template <class Q, int Tokens>
+inline constexpr bool has_fine_scales<Centered<Q, Tokens>> = has_fine_scales<Q>;
+template <class Q, int Block>
+inline constexpr bool has_fine_scales<Rotated<Q, Block>> = has_fine_scales<Q>;
 
 template <class Q>
 inline constexpr bool is_ggml = std::is_base_of_v<Q8_0, Q> || std::is_base_of_v<Q4_0, Q>;
@@ -68,6 +72,9 @@ struct SideShape {
   /// What is folded into scores, or weights, for each token. What codes are read with in excess is among the
   /// offsets of what has the scales.
   static constexpr bool token_scale = Q::affine.token_scale;
+  /// Whether scales may be smaller than an fp16 can be.
+  static constexpr bool has_tiny_scales =
+      kind == CodeKind::e2m1 || kind == CodeKind::e4m3 || kind == CodeKind::e5m2;
   static constexpr bool token_offset = Q::affine.token_offset || (excess != 0 && !Q::affine.channel_scale);
   /// A block's channels: their bytes in a page, and in a stage of the ring.
   static constexpr bool has_channels = kvfolia::has_channels<Q>;
@@ -98,14 +105,18 @@ struct ParamShape {
 /// Whether a side's rows become operands of mma as they are.
 template <class Q>
 constexpr bool reads_codes() {
-  constexpr int bits = kind_bits(code_kind<Q>);
-  constexpr int group_bits = has_fine_scales<Q> ? 64 : 128;
-  return unpacks(code_kind<Q>) && Q::group_dims * bits % group_bits == 0;
+  if constexpr (!unpacks(code_kind<Q>))
+    return false;
+  else
+    return Q::group_dims * kind_bits(code_kind<Q>) % (has_fine_scales<Q> ? 64 : 128) == 0;
 }
 /// Whether they have to be made fp16 first.
 template <class Q>
 constexpr bool expands() {
-  return !reads_codes<Q>() && !kvfolia::has_channels<Q> && (is_ggml<Q> || code_kind<Q> != CodeKind::other);
+  if constexpr (code_kind<Q> == CodeKind::other)
+    return is_ggml<Q>;
+  else
+    return !reads_codes<Q>() && !kvfolia::has_channels<Q>;
 }
 /// What products read.
 template <class Q, int Dims, bool IsKey>
@@ -114,11 +125,12 @@ using OperandShape = SideShape<std::conditional_t<expands<Q>(), Identity<fp16>, 
 /// Whether the kernels read pages of a side.
 template <class Q, int Dims>
 constexpr bool reads_side() {
-  constexpr bool blocks_fit = kvfolia::has_channels<Q> ? Q::seal_tokens % 16 == 0 &&
-                                                             kind_bits(code_kind<Q>) < 16 &&
-                                                             ChannelFormat<Q>::channel_bytes > 0
-                                                       : Q::seal_tokens == 1;
-  return kvfolia::code_bytes<Q>(Dims) % 4 == 0 && (reads_codes<Q>() || expands<Q>()) && blocks_fit;
+  if constexpr (!reads_codes<Q>() && !expands<Q>())
+    return false;
+  else if constexpr (kvfolia::has_channels<Q>)
+    return Q::seal_tokens % 16 == 0 && kind_bits(code_kind<Q>) < 16 && ChannelFormat<Q>::channel_bytes > 0;
+  else
+    return Q::seal_tokens == 1 && kvfolia::code_bytes<Q>(Dims) % 4 == 0;
 }
 
 /// `Tiles` of eight columns, pages of one of a cache's formats, on a GPU of a compute capability.

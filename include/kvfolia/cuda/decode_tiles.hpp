@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/ids.hpp"
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/core/tile.hpp"
@@ -88,7 +90,7 @@ class TileLoader {
       } else {
         each_plane(format, stage, [&](const PlaneView& plane, auto side, SharedOffset to) {
           using Side = typename decltype(side)::type;
-          if constexpr (units < Side >> 1)
+          if constexpr (units<Side>() > 1)
             copy_rows<Side>(plane, to);
           else
             copy_own<Side>(plane, to);
@@ -115,7 +117,9 @@ class TileLoader {
  private:
   using PageTile = Tile<SlotMajor, const std::byte>;
   template <class Side>
-  static constexpr int units = Side::row_bytes / Side::unit;
+  KVF_INLINE KVF_HD static constexpr int units() {
+    return Side::row_bytes / Side::unit;
+  }
 
   /// Leaves beside a tile what its tokens are. From then on only those of coded pages have an entry: pages of
   /// other formats are read where they lie, or by another kernel. Returns bits of the coded ones.
@@ -226,7 +230,7 @@ class TileLoader {
       const int count = Ctx::popc(coded >> 16 * part & 0xffffu);
       each_plane(format, stage, [&](const PlaneView& plane, auto side, SharedOffset to) {
         using Side = typename decltype(side)::type;
-        if constexpr (units < Side >> 1)
+        if constexpr (units<Side>() > 1)
           copy_run<Side, All>(plane, page, slot, count,
                               to + static_cast<SharedOffset>(16 * part * Side::pitch));
         else if (part == 0)
@@ -236,11 +240,11 @@ class TileLoader {
   }
   template <class Side, bool All>
   KVF_INLINE KVF_HD void copy_run(const PlaneView& plane, int page, int slot, int count, SharedOffset to) {
-    constexpr int copies = (16 * units<Side> + warp_size - 1) / warp_size;
-    if constexpr (warp_size % units<Side> == 0) {
+    constexpr int copies = (16 * units<Side>() + warp_size - 1) / warp_size;
+    if constexpr (warp_size % units<Side>() == 0) {
       // A lane copies the same part of every so many rows: one address, and steps.
-      constexpr int rows = warp_size / units<Side>;
-      const int first = ctx_.lane() / units<Side>, unit = ctx_.lane() % units<Side>;
+      constexpr int rows = warp_size / units<Side>();
+      const int first = ctx_.lane() / units<Side>(), unit = ctx_.lane() % units<Side>();
       const std::byte* from = row_at(plane, page, slot + first) + unit * Side::unit;
       to += static_cast<SharedOffset>(first * Side::pitch + unit * Side::unit);
       KVF_UNROLLED (i, copies) {
@@ -250,8 +254,9 @@ class TileLoader {
       }
     } else {
       KVF_UNROLLED (i, copies) {
-        const int index = i * warp_size + ctx_.lane(), row = index / units<Side>, unit = index % units<Side>;
-        if (16 * units<Side> % warp_size == 0 || index < 16 * units<Side>)
+        const int index = i * warp_size + ctx_.lane(), row = index / units<Side>(),
+                  unit = index % units<Side>();
+        if (16 * units<Side>() % warp_size == 0 || index < 16 * units<Side>())
           copy<Side, All>(to + static_cast<SharedOffset>(row * Side::pitch + unit * Side::unit),
                           row_at(plane, page, slot + row) + unit * Side::unit, row < count);
       }
@@ -267,10 +272,10 @@ class TileLoader {
   /// All tokens of the tile, each from a page of its own.
   template <class Side>
   KVF_INLINE KVF_HD void copy_rows(const PlaneView& plane, SharedOffset to) {
-    constexpr int all = Shape::tokens * units<Side>;
+    constexpr int all = Shape::tokens * units<Side>();
     KVF_NO_UNROLL
     for (int first = 0; first < all; first += warp_size) {
-      const int index = first + ctx_.lane(), row = index / units<Side>, unit = index % units<Side>;
+      const int index = first + ctx_.lane(), row = index / units<Side>(), unit = index % units<Side>();
       const int page = ctx_.shfl(entry_, row % warp_size), slot = ctx_.shfl(slot_, row % warp_size);
       if (index >= all) break;
       ctx_.template cp_async<Side::unit>(

@@ -7,7 +7,6 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
-#include "kvfolia/core/ids.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
 #include "kvfolia/cuda/decode_tiles.hpp"
@@ -46,7 +45,7 @@ KVF_INLINE KVF_HD GroupParams read_group(Ctx& ctx, const typename Side::Quant& q
   const auto& of_tokens = token_quant(quant);
   GroupParams p;
   if constexpr (has_fine_scales<typename Side::Quant>)
-    p.scale = quant.global;
+    p.scale = of_tokens.global;
   else if constexpr (Side::token_scale)
     p.scale = of_tokens.token_scale(staged, token, group);
   p.scale *= code_unit(Side::kind);
@@ -65,15 +64,18 @@ KVF_INLINE KVF_HD TokenFacts read_token(Ctx& ctx, const Quant& quant, SharedOffs
     return read_group<Side>(ctx, value_side(of_format), stage + Shape::value_params, token, group);
   };
   if constexpr (Side::token_scale) {
-    float largest = 0.0f;
-    KVF_UNROLLED (group, Side::groups) {
-      const GroupParams p = read(format_quant<Shape::format>(quant), group);
-      // NaN stays: it makes all of the token's weights NaN.
-      if (!(p.scale <= largest)) largest = p.scale;
-      if (Side::groups == 1) f.value_offset = p.offset;
-    }
-    // Where all scales are 0 all codes are 0: any other does as well, and has a logarithm.
-    f.log_value_scale = Ctx::log2(largest == 0.0f ? 0x1p-24f : largest);
+    // NaN of one group stays, and makes the token's weights NaN; that of one of several is left to its group.
+    const GroupParams first = read(format_quant<Shape::format>(quant), 0);
+    float largest = Side::groups == 1 ? first.scale : Ctx::max(0.0f, first.scale);
+    KVF_UNROLL
+    for (int group = 1; group < Side::groups; ++group)
+      largest = Ctx::max(largest, read(format_quant<Shape::format>(quant), group).scale);
+    if (Side::groups == 1) f.value_offset = first.offset;
+    // Where all scales are 0 all codes are 0: any other does as well, and has a logarithm. Smaller ones than
+    // 2^-100, which only floats are, would take weights beyond the range of float.
+    if (largest == 0.0f) largest = 0x1p-24f;
+    if (Side::has_tiny_scales && largest < 0x1p-100f) largest = 0x1p-100f;
+    f.log_value_scale = Ctx::log2(largest);
     f.inverse_value_scale = Ctx::exp2(-f.log_value_scale);
   } else if constexpr (Side::token_offset && Side::groups == 1) {
     f.value_offset = read(format_quant<Shape::format>(quant), 0).offset;

@@ -7,7 +7,6 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/formats.hpp"
-#include "kvfolia/core/small_floats.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
 #include "kvfolia/cuda/decode_channels.hpp"

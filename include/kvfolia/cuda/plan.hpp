@@ -9,8 +9,10 @@
 #include <type_traits>
 
 #include "kvfolia/core/attend_args.hpp"
+#include "kvfolia/core/batch_view.hpp"
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
+#include "kvfolia/core/formats.hpp"
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/cuda/decode_args.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
@@ -42,6 +44,7 @@ struct Grid {
 struct AttendPlan {
   AttendConfig config{};
   int kv_heads = 0;
+  int key_dim = 0;
   int value_dim = 0;
   int passes = 1;  ///< over a row's keys: one for each coded format
   int splits = 0;  ///< of the longest row
@@ -77,9 +80,9 @@ constexpr bool reads_formats() {
 
 }  // namespace detail
 
-/// Whether attend() can do it: the same answer at compile time and at run time.
+/// Whether attend() can do it, at compile time: with any number of heads.
 template <class Layout, class Quant>
-constexpr bool supported(int query_heads, int kv_heads) {
+constexpr bool supported() {
   constexpr auto has_dims = [](int dims) {
     for (const int known : {64, 80, 96, 112, 128, 192, 256})
       if (dims == known) return true;
@@ -87,11 +90,16 @@ constexpr bool supported(int query_heads, int kv_heads) {
   };
   if constexpr (Layout::shares_key_value)
     return false;
+  else if constexpr (!std::is_same_v<typename Layout::KeyOrder, SlotMajor> ||
+                     !std::is_same_v<typename Layout::ValueOrder, SlotMajor>)
+    return false;
   else
-    return std::is_same_v<typename Layout::KeyOrder, SlotMajor> &&
-           std::is_same_v<typename Layout::ValueOrder, SlotMajor> && has_dims(Layout::key_dim) &&
-           has_dims(Layout::value_dim) && detail::reads_formats<Layout, Quant>() && kv_heads > 0 &&
-           query_heads > 0 && query_heads % kv_heads == 0;
+    return has_dims(Layout::key_dim) && has_dims(Layout::value_dim) && detail::reads_formats<Layout, Quant>();
+}
+/// With these numbers of heads.
+template <class Layout, class Quant>
+constexpr bool supported(int query_heads, int kv_heads) {
+  return supported<Layout, Quant>() && kv_heads > 0 && query_heads > 0 && query_heads % kv_heads == 0;
 }
 
 /// Plans attend() for all layers of this shape.
@@ -110,6 +118,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
   AttendPlan plan;
   plan.config = config;
   plan.kv_heads = view.kv_heads;
+  plan.key_dim = Layout::key_dim;
   plan.value_dim = Layout::value_dim;
   plan.passes = detail::pass_count<Quant>;
   const std::int64_t columns = std::int64_t{config.row_queries} * (config.query_heads / view.kv_heads);
@@ -189,9 +198,11 @@ Result<> check_attend(const PagedView<Layout, Quant>& view, const BatchView& bat
                       const AttendPlan& plan, std::size_t workspace_bytes) {
   using kvfolia::detail::bad_argument;
   if (auto ok = validate(view); !ok) return ok;
-  if (plan.kv_heads != view.kv_heads || plan.value_dim != Layout::value_dim)
+  if (plan.kv_heads != view.kv_heads || plan.key_dim != Layout::key_dim ||
+      plan.value_dim != Layout::value_dim || plan.passes != pass_count<Quant>)
     return bad_argument("plan (made for another view)");
-  if (batch.rows > plan.config.rows) return bad_argument("batch.rows", batch.rows, plan.config.rows);
+  if (batch.rows < 0 || batch.rows > plan.config.rows)
+    return bad_argument("batch.rows", batch.rows, plan.config.rows);
   if (!batch.query_indptr && batch.rows > plan.config.queries)
     return bad_argument("batch.rows (queries)", batch.rows, plan.config.queries);
   if (auto ok = kvfolia::detail::validate_arrays(batch); !ok) return ok;
