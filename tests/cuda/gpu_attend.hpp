@@ -35,7 +35,10 @@ using TwoFormats = Mixed<Int8, Int4<0>>;
   X(Fp8<>)                    \
   X(Int4<0>)                  \
   X(Int4<32>)                 \
+  X(Int4Symmetric<32>)        \
   X(Nvfp4)                    \
+  X(Mxfp4)                    \
+  X(Q8_0)                     \
   X(Kivi)                     \
   X(CenteredKeys)             \
   X(RotatedCompact)           \

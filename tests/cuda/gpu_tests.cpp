@@ -40,12 +40,73 @@ void check_pages() {
   }
 }
 
+/// Five queries behind 40 tokens and one behind 600, of three heads a KV head: blocks of sixteen columns and
+/// of eight.
+struct Ragged {
+  static constexpr int heads = 6;
+  PagedCache<gpu::Layout, Int8> cache{
+      CacheConfig{.shape = {1, 2, 16}, .pages = 64, .exact_pages = 2, .exact_sink_pages = 1}};
+  Random random{7};
+  Batch batch;
+  Attention a;
+
+  Ragged() : batch(prepare()), a(Attention::make<gpu::Layout>(random, batch.tokens(), heads)) {}
+
+  Batch prepare() {
+    poison(cache);
+    Step step = cache.begin_step();
+    const SeqId first = *step.create(), second = *step.create();
+    REQUIRE((step.extend(first, 40) && step.extend(second, 600)));
+    run_step(cache, std::move(step), random);
+    Step next = cache.begin_step();
+    REQUIRE((next.extend(first, 5) && next.extend(second, 1)));
+    return run_step(cache, std::move(next), random);
+  }
+  void check(Window window = {}) {
+    auto view = cache.view(LayerId{0});
+    view.window = window;
+    const auto expected = ref::attend(view, batch, a.args, heads);
+    REQUIRE(expected);
+    const auto plan = cuda::plan_attend(view, simt::config_of(batch, 16, heads));
+    REQUIRE(plan);
+    for (const bool captured : {false, true}) {
+      std::fill(a.out.begin(), a.out.end(), NAN);
+      REQUIRE(gpu::attend<Int8>({view, batch, a.args, heads}, *plan, captured));
+      check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+    }
+  }
+};
+
 }  // namespace
 
 #define KVF_GPU_TEST(...) \
   TEST_CASE("a GPU agrees with ref: " #__VA_ARGS__) { check_pages<__VA_ARGS__>(); }
 using namespace kvfolia_tests::gpu;
 KVF_GPU_QUANTIZERS(KVF_GPU_TEST)
+
+TEST_CASE_METHOD(Ragged, "a GPU agrees with ref on every feature") {
+  check();
+  const AttendArgs plain = a.args;
+  const auto with = [&](auto change) {
+    a.args = plain;
+    change(a.args);
+    check();
+  };
+  const float slopes[heads] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.0f, 1.0f};
+  const float sinks[heads] = {-2.0f, 0.0f, 1.0f, 4.0f, 30.0f, -100.0f};
+  std::vector<std::uint8_t> bits(std::size_t{1} << 12);
+  for (auto& byte : bits) byte = static_cast<std::uint8_t>(random.next());
+  const std::int64_t offsets[] = {3, 1000};
+  with([](AttendArgs& args) { args.causal = false; });
+  with([](AttendArgs& args) { args.scale = 0.3f; });
+  with([](AttendArgs& args) { args.soft_cap = 1.5f; });
+  with([&](AttendArgs& args) { args.alibi_slopes = slopes; });
+  with([&](AttendArgs& args) { args.sink_logits = sinks; });
+  with([&](AttendArgs& args) { args.sink_logits = sinks, args.partial = true; });
+  with([&](AttendArgs& args) { args.mask = {bits.data(), offsets}; });
+  a.args = plain;
+  for (const Window window : {Window{0, 0}, Window{3, 0}, Window{20, 4}, Window{300, 17}}) check(window);
+}
 
 int main(int argc, char** argv) {
   if (!gpu::is_available()) {

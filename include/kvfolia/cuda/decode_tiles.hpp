@@ -125,6 +125,10 @@ class TileLoader {
   /// other formats are read where they lie, or by another kernel. Returns bits of the coded ones.
   KVF_INLINE KVF_HD std::uint32_t describe(SharedOffset stage) {
     bool coded = entry_ >= 0, exact = false;
+    if (entry_ >= 0) {
+      KVF_ASSERT(TableEntry{entry_}.format() < format_count<Quant>);
+      KVF_ASSERT(TableEntry{entry_}.page().value < view_.formats[TableEntry{entry_}.format()].pages);
+    }
     if constexpr (Shape::several_formats) {
       const TableEntry entry{entry_};
       exact = Shape::reads_exact && coded && entry.format() == exact_format<Quant>;
