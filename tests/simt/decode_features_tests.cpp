@@ -34,15 +34,17 @@ struct Small {
   }
   PagedView<Layout, Int8> view() const { return cache.view(LayerId{0}); }
 
-  void check(const PagedView<Layout, Int8>& v) {
-    const auto expected = ref::attend(v, batch, a.args, heads);
+  void check(const PagedView<Layout, Int8>& v, const BatchView& b) {
+    const auto expected = ref::attend(v, b, a.args, heads);
     REQUIRE(expected);
-    const auto plan = cuda::plan_attend(v, simt::config_of(batch, v.page_tokens, heads));
+    const auto plan = cuda::plan_attend(v, simt::config_of(b, v.page_tokens, heads));
     REQUIRE(plan);
     std::fill(a.out.begin(), a.out.end(), NAN);
-    simt::attend(v, batch, a.args, *plan, 1);
+    simt::attend(v, b, a.args, *plan, 1);
     check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
   }
+  void check(const PagedView<Layout, Int8>& v) { check(v, batch); }
+  void check_batch(const BatchView& b) { check(view(), b); }
   void check() { check(view()); }
 };
 
@@ -95,12 +97,47 @@ TEST_CASE_METHOD(Small, "absent pages are skipped") {
   for (const std::size_t i : {1u, 5u, 6u, 7u, 8u, 9u, 20u}) entries[i] = -1;
   BatchView some = all;
   some.table.entries = entries.data();
-  const auto expected = ref::attend(view(), some, a.args, heads);
-  REQUIRE(expected);
-  const auto plan = cuda::plan_attend(view(), simt::config_of(some, 16, heads));
-  REQUIRE(plan);
-  simt::attend(view(), some, a.args, *plan, 1);
-  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  check_batch(some);
+}
+TEST_CASE_METHOD(Small, "tables of a KV head each agree with ref") {
+  const BatchView all = batch;
+  const auto count = static_cast<std::size_t>(all.table.indptr[2]);
+  // The second head has lost some pages.
+  std::vector<std::int32_t> entries(all.table.entries, all.table.entries + count), positions;
+  entries.insert(entries.end(), entries.begin(), entries.end());
+  for (const std::size_t i : {0u, 4u, 5u, 6u, 7u, 8u}) entries[count + i] = -1;
+  positions.assign(all.entry_pos, all.entry_pos + count);
+  positions.insert(positions.end(), positions.begin(), positions.end());
+  BatchView some = all;
+  some.table.entries = entries.data();
+  some.table.head_stride = static_cast<std::int64_t>(count);
+  some.entry_pos = positions.data();
+  check_batch(some);
+}
+TEST_CASE_METHOD(Small,
+                 "pages with fewer slots in use, and slots with positions of their own, agree with ref") {
+  const BatchView all = batch;
+  const auto count = static_cast<std::size_t>(all.table.indptr[2]);
+  // What is left of pages that were compacted: every page's first slots, at every other position.
+  std::vector<std::int32_t> used(count), slots(count * 16);
+  std::vector<std::int32_t> lengths(2), positions = {80, 2000};
+  for (int row = 0; row < 2; ++row) {
+    std::int32_t next = 0;
+    for (std::int32_t i = all.table.indptr[row]; i < all.table.indptr[row + 1]; ++i) {
+      const auto entry = static_cast<std::size_t>(i);
+      used[entry] = 1 + i % 9;  // no page has fewer
+      lengths[static_cast<std::size_t>(row)] += used[entry];
+      for (std::size_t slot = 0; slot < 16; ++slot) slots[entry * 16 + slot] = next += 1 + i % 2;
+    }
+  }
+  BatchView some = all;
+  some.entry_tokens = used.data();
+  some.slot_pos = slots.data();
+  some.lengths = lengths.data();
+  some.query_pos = positions.data();
+  check_batch(some);
+  some.slot_pos = nullptr;
+  check_batch(some);
 }
 TEST_CASE_METHOD(Small, "a custom mask agrees with ref") {
   std::vector<std::uint8_t> bits(std::size_t{1} << 20);

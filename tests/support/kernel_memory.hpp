@@ -31,8 +31,9 @@ struct KernelCall {
     const BatchView host = batch;
     const auto rows = static_cast<std::size_t>(host.rows);
     const auto tokens = static_cast<std::size_t>(host.total_queries());
-    const auto entries = host.table.indptr ? static_cast<std::size_t>(host.table.indptr[host.rows])
-                                           : static_cast<std::size_t>(host.table.row_stride) * rows;
+    const std::int64_t of_head =
+        host.table.indptr ? std::int64_t{host.table.indptr[host.rows]} : host.table.row_stride * host.rows;
+    const auto entries = static_cast<std::size_t>(of_head + (view.kv_heads - 1) * host.table.head_stride);
     const auto heads = static_cast<std::size_t>(query_heads);
     const auto mask_size = args.mask.bits ? mask_bytes() : 0;
     const auto input = [&](auto*& pointer, std::size_t count, const char* name) {
