@@ -9,7 +9,8 @@ compiler=$2
 also='*.hpp'
 case $(basename "$compiler") in
   nvcc) also='*.cuh'
-    flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -c -o /dev/null -Xcompiler -Wall,-Wextra,-Wconversion" ;;
+    # What the device's compiler says: other compilers read what is the host's.
+    flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -ptx -o /dev/null" ;;
   *) flags="-x c++ -std=c++20 -fsyntax-only -fno-exceptions -Wall -Wextra -Wconversion -Wshadow -Werror" ;;
 esac
 source=$(mktemp)
