@@ -40,40 +40,18 @@ void check_pages() {
   }
 }
 
-/// Five queries behind 40 tokens and one behind 600, of three heads a KV head: blocks of sixteen columns and
-/// of eight.
-struct Ragged {
-  static constexpr int heads = 6;
-  PagedCache<gpu::Layout, Int8> cache{
-      CacheConfig{.shape = {1, 2, 16}, .pages = 64, .exact_pages = 2, .exact_sink_pages = 1}};
-  Random random{7};
-  Batch batch;
-  Attention a;
+struct Ragged : simt::TwoRows<gpu::Layout> {
+  Ragged() : TwoRows(1) {}
 
-  Ragged() : batch(prepare()), a(Attention::make<gpu::Layout>(random, batch.tokens(), heads)) {}
-
-  Batch prepare() {
-    poison(cache);
-    Step step = cache.begin_step();
-    const SeqId first = *step.create(), second = *step.create();
-    REQUIRE((step.extend(first, 40) && step.extend(second, 600)));
-    run_step(cache, std::move(step), random);
-    Step next = cache.begin_step();
-    REQUIRE((next.extend(first, 5) && next.extend(second, 1)));
-    return run_step(cache, std::move(next), random);
-  }
   void check(Window window = {}) {
-    auto view = cache.view(LayerId{0});
-    view.window = window;
-    const auto expected = ref::attend(view, batch, a.args, heads);
-    REQUIRE(expected);
-    const auto plan = cuda::plan_attend(view, simt::config_of(batch, 16, heads));
-    REQUIRE(plan);
-    for (const bool captured : {false, true}) {
-      std::fill(a.out.begin(), a.out.end(), NAN);
-      REQUIRE(gpu::attend<Int8>({view, batch, a.args, heads}, *plan, captured));
-      check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
-    }
+    auto v = view();
+    v.window = window;
+    for (const bool captured : {false, true})
+      simt::check_attend_by(
+          v, BatchView(batch), a, heads,
+          [&](const auto& of, const BatchView& b, const AttendArgs& args, const auto& plan) {
+            REQUIRE(gpu::attend<Int8>({of, b, args, heads}, plan, captured));
+          });
   }
 };
 

@@ -4,7 +4,9 @@
 // Sequences of some lengths in a cache, each decoded by the kernels and by ref.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "simt/decode_scenario.hpp"
@@ -14,6 +16,60 @@ namespace kvfolia_tests::simt {
 /// What the design allows kernels whose operands are fp16, or bf16.
 template <class Quant>
 inline constexpr double decode_tolerance = std::is_same_v<Quant, Identity<bf16>> ? 4e-3 : fp16_tolerance;
+
+/// Plans, runs the kernels by `attend`(view, batch, args, plan) and holds them against ref.
+template <class Layout, class Quant, class Attend>
+void check_attend_by(const PagedView<Layout, Quant>& view, const BatchView& batch, Attention& a, int heads,
+                     Attend&& attend) {
+  const auto expected = ref::attend(view, batch, a.args, heads);
+  REQUIRE(expected);
+  const auto plan = cuda::plan_attend(view, config_of(batch, view.page_tokens, heads));
+  REQUIRE(plan);
+  std::fill(a.out.begin(), a.out.end(), NAN);
+  attend(view, batch, a.args, *plan);
+  check_close(compare(a.out, a.lse, *expected), decode_tolerance<Quant>);
+}
+/// On the host.
+template <class Layout, class Quant>
+void check_attend(const PagedView<Layout, Quant>& view, const BatchView& batch, Attention& a, int heads) {
+  check_attend_by(
+      view, batch, a, heads,
+      [](const auto& v, const auto& b, const auto& args, const auto& plan) { attend(v, b, args, plan, 1); });
+}
+
+/// Two sequences, three query heads for each of two KV heads: five queries behind 40 tokens, and one behind
+/// 600. So one row's blocks have sixteen columns, the other's eight.
+template <class LayoutT>
+struct TwoRows {
+  using Layout = LayoutT;
+  static constexpr int heads = 6;
+  PagedCache<Layout, Int8> cache;
+  Random random{7};
+  Batch batch;
+  Attention a;
+
+  explicit TwoRows(int exact_sink_pages = 0)
+      : cache(CacheConfig{.shape = {1, 2, 16},
+                          .pages = 64,
+                          .exact_pages = 2 * exact_sink_pages,
+                          .exact_sink_pages = exact_sink_pages}),
+        batch(prepare()),
+        a(Attention::make<Layout>(random, batch.tokens(), heads)) {}
+
+  PagedView<Layout, Int8> view() const { return cache.view(LayerId{0}); }
+
+ private:
+  Batch prepare() {
+    poison(cache);
+    Step step = cache.begin_step();
+    const SeqId first = *step.create(), second = *step.create();
+    REQUIRE((step.extend(first, 40) && step.extend(second, 600)));
+    run_step(cache, std::move(step), random);
+    Step next = cache.begin_step();
+    REQUIRE((next.extend(first, 5) && next.extend(second, 1)));
+    return run_step(cache, std::move(next), random);
+  }
+};
 
 struct DecodeSetup {
   std::vector<int> lengths{};

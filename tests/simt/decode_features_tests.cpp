@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // What the general kernel does beside: masks, positions, scores that are bent, and results that are merged.
 
-#include "simt/decode_scenario.hpp"
+#include "simt/decode_check.hpp"
 #include "support/hand.hpp"
 
 using namespace kvfolia_tests;
@@ -12,37 +12,8 @@ namespace {
 using Layout = Gqa<64, 16>;
 using Cache = PagedCache<Layout, Int8>;
 
-/// Two sequences: five queries behind 40 tokens, and one behind 600.
-struct Small {
-  static constexpr int heads = 6;
-  Cache cache{CacheConfig{.shape = {1, 2, dynamic}, .pages = 64}};
-  Random random{7};
-  Batch batch;
-  kvfolia_tests::Attention a;
-
-  Small() : batch(prepare()), a(kvfolia_tests::Attention::make<Layout>(random, batch.tokens(), heads)) {}
-
-  Batch prepare() {
-    poison(cache);
-    Step step = cache.begin_step();
-    const SeqId first = *step.create(), second = *step.create();
-    REQUIRE((step.extend(first, 40) && step.extend(second, 600)));
-    run_step(cache, std::move(step), random);
-    Step next = cache.begin_step();
-    REQUIRE((next.extend(first, 5) && next.extend(second, 1)));
-    return run_step(cache, std::move(next), random);
-  }
-  PagedView<Layout, Int8> view() const { return cache.view(LayerId{0}); }
-
-  void check(const PagedView<Layout, Int8>& v, const BatchView& b) {
-    const auto expected = ref::attend(v, b, a.args, heads);
-    REQUIRE(expected);
-    const auto plan = cuda::plan_attend(v, simt::config_of(b, v.page_tokens, heads));
-    REQUIRE(plan);
-    std::fill(a.out.begin(), a.out.end(), NAN);
-    simt::attend(v, b, a.args, *plan, 1);
-    check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
-  }
+struct Small : simt::TwoRows<Layout> {
+  void check(const PagedView<Layout, Int8>& v, const BatchView& b) { simt::check_attend(v, b, a, heads); }
   void check(const PagedView<Layout, Int8>& v) { check(v, batch); }
   void check_batch(const BatchView& b) { check(view(), b); }
   void check() { check(view()); }
@@ -261,13 +232,7 @@ TEST_CASE("rows without keys get 0 and minus infinity") {
   two.query_indptr = queries;
   two.table.entries = BatchView(batch).table.entries;
   kvfolia_tests::Attention a = kvfolia_tests::Attention::make<Layout>(random, 2, 1);
-  const auto view = cache.view(LayerId{0});
-  const auto expected = ref::attend(view, two, a.args, 1);
-  REQUIRE(expected);
-  const auto plan = cuda::plan_attend(view, simt::config_of(two, 16, 1));
-  REQUIRE(plan);
-  simt::attend(view, two, a.args, *plan, 1);
-  check_close(compare(a.out, a.lse, *expected), fp16_tolerance);
+  simt::check_attend(cache.view(LayerId{0}), two, a, 1);
   CHECK(a.out[0] == 0.0f);
   CHECK(a.lse[0].value == -INFINITY);
 }

@@ -10,17 +10,13 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/fp16.hpp"
 #include "kvfolia/cuda/context.hpp"
+#include "kvfolia/cuda/unpack.hpp"
 #include "kvfolia/quant/centered.hpp"
 #include "kvfolia/quant/compact.hpp"
 #include "kvfolia/quant/int4.hpp"
 #include "kvfolia/quant/rotated.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
-
-/// One of the two numbers of a word.
-KVF_INLINE KVF_HD float half_of(std::uint32_t word, int half) {
-  return static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(word >> 16 * half)));
-}
 
 /// Of two channels, as fp16 each.
 struct ChannelPair {
@@ -116,7 +112,7 @@ class StagedChannels {
    public:
     KVF_INLINE KVF_HD Run(Ctx& ctx, SharedOffset at, int channel) {
       const SharedOffset from = at + first + static_cast<SharedOffset>(channel * Format::channel_bytes);
-      constexpr int unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;
+      constexpr int unit = largest_unit(bytes);
       KVF_UNROLL
       for (int i = 0; i < bytes; i += unit)
         read<unit>(ctx, from + static_cast<SharedOffset>(i), words_ + i / 4);

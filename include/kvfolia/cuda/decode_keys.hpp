@@ -54,7 +54,6 @@ class KeyProducts {
 
   /// Products with the tile's coded keys, `rows` being where these are.
   KVF_INLINE KVF_HD void multiply(SharedOffset stage, SharedOffset rows, Products& products) {
-    clear(products);
     if constexpr (kind_bits(Side::kind) == 16)
       multiply_wide(rows, products);
     else
@@ -104,6 +103,7 @@ class KeyProducts {
   }
 
   KVF_INLINE KVF_HD void multiply_wide(SharedOffset rows, Products& products) {
+    clear(products);
     KVF_UNROLLED (part, Shape::parts) {
       KVF_UNROLLED (step, Side::chunks / 2) {
         std::uint32_t a[4];
@@ -187,9 +187,9 @@ class KeyProducts {
         if constexpr (scales_queries) add_rows(halves[0].scales, halves[1].scales, step, sums.scales);
         KVF_UNROLLED (tile, tiles) {
           KVF_UNROLLED (half, 2)
-            queries[tile][i][half] = scales_queries
-                                         ? multiply_fp16x2(queries_[tile][step][half], halves[half].scales)
-                                         : queries_[tile][step][half];
+            queries[tile][i][half] =
+                scales_queries ? multiply_fp16x2<Ctx>(queries_[tile][step][half], halves[half].scales)
+                               : queries_[tile][step][half];
         }
       }
     } else {
@@ -208,9 +208,6 @@ class KeyProducts {
     const std::uint32_t a[4] = {first, first, second, second};
     KVF_UNROLLED (tile, tiles) ctx_.mma_fp16(sums[tile][0], a, queries_[tile][step]);
   }
-  KVF_INLINE KVF_HD static std::uint32_t multiply_fp16x2(std::uint32_t a, std::uint32_t b) {
-    return Ctx::fma_fp16x2(a, b, 0x80008000u);  // + -0 keeps the sign of 0
-  }
 
   /// Codes of a row, times the scale of those of them that a lane has.
   KVF_INLINE KVF_HD void scale_codes(SharedOffset stage, int token, int chunk,
@@ -218,7 +215,7 @@ class KeyProducts {
     const StagedParams<Ctx> params{ctx_, stage + Shape::key_params, Shape::KeyParams::pitch};
     const auto scale = params.template param<std::uint8_t>(token, 2 * chunk + quad_ / 2);
     const std::uint32_t both = Ctx::e4m3x2_to_fp16x2(static_cast<std::uint32_t>(scale) * 0x101u);
-    KVF_UNROLLED (i, pairs) codes[i] = multiply_fp16x2(codes[i], both);
+    KVF_UNROLLED (i, pairs) codes[i] = multiply_fp16x2<Ctx>(codes[i], both);
   }
 
   /// products += a group's sums of products with codes, as products with keys.

@@ -32,9 +32,9 @@ inline constexpr int default_split_tokens = 512;
 
 namespace detail {
 
-KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) {
-  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;
-}
+/// Whether sums take registers that sixteen columns, or three blocks, would need.
+template <class Layout>
+inline constexpr bool has_long_heads = Layout::key_dim > 128 || Layout::value_dim > 128;
 
 /// Whether scales of half a chunk are multiplied with codes where those are unpacked: both are of so few
 /// digits that fp16 has their products. What is left is one factor for all, `global`.
@@ -158,7 +158,7 @@ struct DecodeShape {
   static constexpr bool reads_exact = Format == coded_format && exact_format<Quant> != coded_format;
   static constexpr int columns = 8 * Tiles;
   /// Blocks of a multiprocessor that registers must suffice for.
-  static constexpr int blocks = Tiles == 1 && Layout::key_dim <= 128 && Layout::value_dim <= 128 ? 3 : 2;
+  static constexpr int blocks = Tiles == 1 && !has_long_heads<Layout> ? 3 : 2;
   static constexpr int row_bytes =
       KeyRows::row_bytes > ValueRows::row_bytes ? KeyRows::row_bytes : ValueRows::row_bytes;
   static constexpr bool has_channels = KeyShape::has_channels || ValueShape::has_channels;

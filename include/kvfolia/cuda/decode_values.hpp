@@ -68,7 +68,9 @@ class ValueSums {
       if (chunk == 0) weigh_group(stage, 0, tokens, weights, operands);
       KVF_UNROLLED (part, Shape::parts) read_columns(rows, part, chunk, words[part]);
       if constexpr (is_wide) {
-        KVF_UNROLLED (part, Shape::parts) accumulate(chunk / 2, words[part], operands[part]);
+        KVF_UNROLLED (part, Shape::parts) {
+          KVF_UNROLLED (tile, tiles) multiply(out_[tile][chunk / 2], words[part], operands[part][tile]);
+        }
       } else {
         KVF_UNROLLED (c, 2) {
           const int at = chunk + c, group = at / Side::group_chunks;
@@ -199,10 +201,6 @@ class ValueSums {
     else
       ctx_.mma_fp16(sums, a, b);
   }
-  KVF_INLINE KVF_HD void accumulate(int t, const std::uint32_t (&a)[4],
-                                    const std::uint32_t (&operands)[tiles][2]) {
-    KVF_UNROLLED (tile, tiles) multiply(out_[tile][t], a, operands[tile]);
-  }
 
   /// Codes of eight tokens, in pairs from `first` on, times the scales of those that a lane has.
   KVF_INLINE KVF_HD void scale_codes(SharedOffset stage, int first, int chunk,
@@ -213,8 +211,7 @@ class ValueSums {
     const auto other = params.template param<std::uint8_t>(token + 1, group);
     const std::uint32_t scales =
         Ctx::e4m3x2_to_fp16x2(static_cast<std::uint32_t>(one) | static_cast<std::uint32_t>(other) << 8);
-    KVF_UNROLLED (i, pairs)
-      codes[i] = Ctx::fma_fp16x2(codes[i], scales, 0x80008000u);  // + -0 keeps the sign of 0
+    KVF_UNROLLED (i, pairs) codes[i] = multiply_fp16x2<Ctx>(codes[i], scales);
   }
 
   /// The sums of a tile's weights: what channels' offsets are multiplied by.

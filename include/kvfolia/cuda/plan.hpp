@@ -123,7 +123,7 @@ Result<AttendPlan> plan_attend(const PagedView<Layout, Quant>& view, const Atten
   plan.passes = detail::pass_count<Quant>;
   const std::int64_t columns = std::int64_t{config.row_queries} * (config.query_heads / view.kv_heads);
   // Sixteen columns take registers that 256 dims need themselves.
-  constexpr bool has_wide = Layout::key_dim <= 128 && Layout::value_dim <= 128;
+  constexpr bool has_wide = !detail::has_long_heads<Layout>;
   const std::int64_t group = config.query_heads / view.kv_heads;
   const std::int64_t blocks_of_8 = !has_wide ? (columns + 7) / 8 : group <= 8 ? 1 : 0;
   const std::int64_t blocks_of_16 = has_wide && columns > 8 ? (columns + 15) / 16 : 0;
@@ -176,10 +176,10 @@ Result<> check_planes(const PagedView<Layout, Quant>& view) {
     using Keys = SideShape<KeySide<Coded>, Layout::key_dim, true>;
     using Values = SideShape<ValueSide<Coded>, Layout::value_dim, false>;
     const FormatView& format = view.formats[format_number];
-    if (!is_aligned(format.keys, Keys::unit))
-      return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
     for (const PlaneView* plane : {&format.keys, &format.values, &format.key_params, &format.value_params})
       if (!strides_fit(*plane)) return bad_argument("view.formats (strides of 4 GiB)", plane->page_stride);
+    if (!is_aligned(format.keys, Keys::unit))
+      return bad_argument("view.formats.keys (alignment)", 0, Keys::unit);
     if (!is_aligned(format.values, Values::unit))
       return bad_argument("view.formats.values (alignment)", 0, Values::unit);
     constexpr int key_unit = param_alignment_of<Keys>(), value_unit = param_alignment_of<Values>();
@@ -243,7 +243,7 @@ struct DecodeKernel {
 /// Calls launch(DecodeKernel, Grid), which returns a Result<>, for all that a plan takes.
 template <class Layout, class Quant, int Tiles = 1, int Pass = 0, class Launch>
 Result<> launch_kernels(const AttendPlan& plan, std::int32_t rows, bool plain, const Launch& launch) {
-  if constexpr (Tiles > 2 || (Tiles == 2 && (Layout::key_dim > 128 || Layout::value_dim > 128))) {
+  if constexpr (Tiles > 2 || (Tiles == 2 && has_long_heads<Layout>)) {
     return {};
   } else if constexpr (Pass == pass_count<Quant>) {
     return launch_kernels<Layout, Quant, Tiles + 1, 0>(plan, rows, plain, launch);

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kvfolia/core/config.hpp"
+#include "kvfolia/core/fp16.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/quant/code_kind.hpp"
 
@@ -68,6 +69,19 @@ KVF_INLINE KVF_HD constexpr int value_dim_of(CodeKind kind, int tile, int row, i
   }
 }
 
+/// Bytes that one instruction moves of rows of so many, a multiple of 4.
+KVF_INLINE KVF_HD constexpr int largest_unit(int bytes) {
+  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;
+}
+
+/// One of the two fp16 of a word.
+KVF_INLINE KVF_HD float half_of(std::uint32_t word, int half) {
+  return static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(word >> 16 * half)));
+}
+template <class Ctx>
+KVF_INLINE KVF_HD std::uint32_t multiply_fp16x2(std::uint32_t a, std::uint32_t b) {
+  return Ctx::fma_fp16x2(a, b, 0x80008000u);  // + -0 keeps the sign of 0
+}
 template <class Ctx, bool Bf16>
 KVF_INLINE KVF_HD std::uint32_t pack(float first, float second) {
   return Bf16 ? Ctx::pack_bf16x2(first, second) : Ctx::pack_fp16x2(first, second);
