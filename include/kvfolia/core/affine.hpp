@@ -45,8 +45,32 @@ KVF_INLINE KVF_HD constexpr int group_end(int group, int dims) {
   return Q::group_dims == 0 || end > dims ? dims : end;
 }
 
-/// Values from codes and parameters, what a quantizer's decode() does: each rounded once an operation,
-/// with fused multiply-adds, so that every compiler gives the same bits.
+/// A code's value, from the factor and the offset of its token's group: rounded once an operation, with fused
+/// multiply-adds, so that every compiler gives the same bits.
+template <class Q, class Tile>
+KVF_INLINE KVF_HD float affine_value(const Q& quant, Tile tile, int slot, int dim, float code,
+                                     float token_scale, float token_offset) {
+  constexpr Affine has = Q::affine;
+  float scale = token_scale;
+  if constexpr (has.channel_scale)
+    scale =
+        has.token_scale ? quant.channel_scale(tile, slot, dim) * scale : quant.channel_scale(tile, slot, dim);
+  if constexpr (has.token_offset) {
+    const float value = __builtin_fmaf(scale, code, token_offset);
+    if constexpr (has.channel_offset)
+      return value + quant.channel_offset(tile, slot, dim);
+    else
+      return value;
+  } else if constexpr (has.channel_offset) {
+    return __builtin_fmaf(scale, code, quant.channel_offset(tile, slot, dim));
+  } else if constexpr (has.token_scale || has.channel_scale) {
+    return code * scale;
+  } else {
+    return code;
+  }
+}
+
+/// Values from codes and parameters, what a quantizer's decode() does.
 template <class Q, class Tile>
 KVF_INLINE KVF_HD void decode_affine(const Q& quant, Tile tile, int slot, float* values) {
   constexpr Affine has = Q::affine;
@@ -55,20 +79,8 @@ KVF_INLINE KVF_HD void decode_affine(const Q& quant, Tile tile, int slot, float*
     float token_scale = 1.0f, token_offset = 0.0f;
     if constexpr (has.token_scale) token_scale = quant.token_scale(tile, slot, group);
     if constexpr (has.token_offset) token_offset = quant.token_offset(tile, slot, group);
-    for (int d = group_begin<Q>(group); d < group_end<Q>(group, tile.dims); ++d) {
-      float scale = token_scale;
-      if constexpr (has.channel_scale)
-        scale =
-            has.token_scale ? quant.channel_scale(tile, slot, d) * scale : quant.channel_scale(tile, slot, d);
-      if constexpr (has.token_offset) {
-        values[d] = __builtin_fmaf(scale, values[d], token_offset);
-        if constexpr (has.channel_offset) values[d] += quant.channel_offset(tile, slot, d);
-      } else if constexpr (has.channel_offset) {
-        values[d] = __builtin_fmaf(scale, values[d], quant.channel_offset(tile, slot, d));
-      } else if constexpr (has.token_scale || has.channel_scale) {
-        values[d] *= scale;
-      }
-    }
+    for (int d = group_begin<Q>(group); d < group_end<Q>(group, tile.dims); ++d)
+      values[d] = affine_value(quant, tile, slot, d, values[d], token_scale, token_offset);
   }
 }
 

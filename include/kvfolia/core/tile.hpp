@@ -44,6 +44,13 @@ struct Tile {
         codes)[Order::index(slot, dim, {dims, page_tokens, 2 * code_stride}) / 2];
   }
 
+  /// One byte of a slot's codes, for codes that are not all alike.
+  KVF_INLINE KVF_HD auto& code_byte(int slot, int byte) const {
+    static_assert(Order::strided, "blocks of bytes need an order that can be strided: SlotMajor");
+    KVF_ASSERT(0 <= slot && slot < page_tokens && 0 <= byte);
+    return reinterpret_cast<Same<std::uint8_t>*>(codes)[slot * code_stride + byte];
+  }
+
   /// Parameter number `index` of one slot.
   template <class T>
   KVF_INLINE KVF_HD auto& param(int slot, int index = 0) const {

@@ -10,12 +10,12 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/fp16.hpp"
 #include "kvfolia/core/rounding.hpp"
-#include "kvfolia/core/small_floats.hpp"
 #include "kvfolia/cuda/context.hpp"
 #include "kvfolia/cuda/decode_channels.hpp"
 #include "kvfolia/cuda/decode_shape.hpp"
 #include "kvfolia/cuda/decode_tiles.hpp"
 #include "kvfolia/cuda/unpack.hpp"
+#include "kvfolia/quant/code_kind.hpp"
 #include "kvfolia/quant/ggml.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda::detail {
@@ -61,23 +61,14 @@ class StagedRows {
       return half_of(scale, 0) * code;
     } else {
       constexpr int per_byte = 8 / kind_bits(Side::kind);
+      constexpr std::uint32_t mask = kind_bits(Side::kind) == 4 ? 15u : 0xffu;
       const std::uint32_t bits = byte(row + static_cast<SharedOffset>(dim / per_byte)) >> dim % per_byte * 4;
       const StagedParams<Ctx> params{ctx_, params_, ParamShape<Side>::pitch};
       const int group = dim / Quant::group_dims;
       float scale = 1.0f, offset = 0.0f;
       if constexpr (Quant::affine.token_scale) scale = quant_.token_scale(params, token, group);
       if constexpr (Quant::affine.token_offset) offset = quant_.token_offset(params, token, group);
-      return scale * code_of(bits) + offset;
-    }
-  }
-  KVF_INLINE KVF_HD static float code_of(std::uint32_t bits) {
-    const auto low = static_cast<std::uint8_t>(kind_bits(Side::kind) == 4 ? bits & 15u : bits);
-    switch (Side::kind) {
-      case CodeKind::int8: return static_cast<float>(static_cast<std::int8_t>(low));
-      case CodeKind::e4m3: return static_cast<float>(fp8_e4m3::from_bits(low));
-      case CodeKind::e5m2: return static_cast<float>(fp8_e5m2::from_bits(low));
-      case CodeKind::int4: return static_cast<float>(static_cast<int>(low) - 8);
-      default: return static_cast<float>(low);
+      return scale * kvfolia::detail::code_number<Side::kind>(bits & mask) + offset;
     }
   }
   /// Words are read whole, whatever is taken of them.

@@ -45,8 +45,7 @@ inline constexpr bool has_fine_scales<Centered<Q, Tokens>> = has_fine_scales<Q>;
 template <class Q, int Block>
 inline constexpr bool has_fine_scales<Rotated<Q, Block>> = has_fine_scales<Q>;
 
-template <class Q>
-inline constexpr bool is_ggml = std::is_base_of_v<Q8_0, Q> || std::is_base_of_v<Q4_0, Q>;
+using kvfolia::detail::is_ggml;
 
 /// One side, keys or values, of a tile in shared memory, as it lies in pages.
 template <class Q, int Dims, bool IsKey>

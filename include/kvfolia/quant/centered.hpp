@@ -80,6 +80,13 @@ struct Centered {
     decode_affine(*this, tile, slot, values);
   }
 
+  /// Of a tile's means, which its other parameters are behind.
+  KVF_INLINE KVF_HD static constexpr std::int64_t mean_bytes(int dims, int page_tokens) {
+    const std::int64_t bytes =
+        std::int64_t{page_tokens / Tokens} * dims * static_cast<std::int64_t>(sizeof(fp16));
+    return (bytes + 15) / 16 * 16;
+  }
+
   /// The tile as Q reads it.
   template <class Tile>
   KVF_INLINE KVF_HD static Tile inner_tile(Tile tile) {
@@ -93,17 +100,8 @@ struct Centered {
     return &mean(tile, slot, 0);
   }
 
- private:
-  KVF_INLINE KVF_HD static constexpr std::int64_t mean_bytes(int dims, int page_tokens) {
-    const std::int64_t bytes =
-        std::int64_t{page_tokens / Tokens} * dims * static_cast<std::int64_t>(sizeof(fp16));
-    return (bytes + 15) / 16 * 16;
-  }
-  template <class Tile>
-  KVF_INLINE KVF_HD static auto& mean(Tile tile, int slot, int dim) {
-    return tile.template tile_param<fp16>(std::int64_t{slot / Tokens} * tile.dims + dim);
-  }
-  /// Adds up units of 2^-24, the smallest fp16: integers, so no order of additions changes the sum.
+  /// The means of the block that begins at `slot`. Adds up units of 2^-24, the smallest fp16: integers, so no
+  /// order of additions changes the sum.
   template <class Tile, class Values>
   KVF_INLINE KVF_HD static void write_means(Tile tile, int slot, Values values) {
     constexpr int width = 16;  // channels side by side, so that rows are read along their length
@@ -119,6 +117,12 @@ struct Centered {
       for (int i = 0; i < count; ++i)
         mean(tile, slot, begin + i) = fp16(static_cast<float>(sums[i]) * (0x1p-24f / Tokens));
     }
+  }
+
+ private:
+  template <class Tile>
+  KVF_INLINE KVF_HD static decltype(auto) mean(Tile tile, int slot, int dim) {
+    return tile.template tile_param<fp16>(std::int64_t{slot / Tokens} * tile.dims + dim);
   }
 };
 

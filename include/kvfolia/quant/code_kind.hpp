@@ -7,6 +7,7 @@
 
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/fp16.hpp"
+#include "kvfolia/core/rounding.hpp"
 #include "kvfolia/core/small_floats.hpp"
 #include "kvfolia/quant/centered.hpp"
 #include "kvfolia/quant/compact.hpp"
@@ -70,6 +71,23 @@ KVF_INLINE KVF_HD constexpr int kind_bits(CodeKind kind) {
     case CodeKind::e5m2: return 8;
     default: return 4;
   }
+}
+
+/// The number that a code of so many bits is.
+template <CodeKind Kind>
+KVF_INLINE KVF_HD float code_number(std::uint32_t bits) {
+  static_assert(Kind != CodeKind::other);
+  if constexpr (Kind == CodeKind::fp32) return float_of(bits);
+  const auto half = static_cast<std::uint16_t>(bits);
+  if constexpr (Kind == CodeKind::fp16) return static_cast<float>(fp16::from_bits(half));
+  if constexpr (Kind == CodeKind::bf16) return static_cast<float>(bf16::from_bits(half));
+  const auto byte = static_cast<std::uint8_t>(bits);
+  if constexpr (Kind == CodeKind::int8) return static_cast<float>(static_cast<std::int8_t>(byte));
+  if constexpr (Kind == CodeKind::e4m3) return static_cast<float>(fp8_e4m3::from_bits(byte));
+  if constexpr (Kind == CodeKind::e5m2) return static_cast<float>(fp8_e5m2::from_bits(byte));
+  if constexpr (Kind == CodeKind::int4) return static_cast<float>(static_cast<int>(byte) - 8);
+  if constexpr (Kind == CodeKind::e2m1) return static_cast<float>(fp4_e2m1::from_bits(byte));
+  return static_cast<float>(byte);
 }
 
 }  // namespace kvfolia::inline KVF_ABI::detail

@@ -45,15 +45,15 @@ struct Compact4Channels {
   KVF_INLINE KVF_HD void encode(Tile tile, int slot, int tokens, Values values) const {
     for (int first = 0; first < tokens; first += Tokens) {
       const Block block = fit(tile, values, first);
-      references(tile, slot + first)[0] = block.scale;
-      references(tile, slot + first)[1] = block.min;
+      reference(tile, slot + first, 0) = block.scale;
+      reference(tile, slot + first, 1) = block.min;
       each_range(tile, values, first, [&](int begin, int count, const detail::Range* ranges) {
         float min[width], inverse[width];
         for (int i = 0; i < count; ++i) {
           const Param fitted = block.round(ranges[i]);
           param(tile, slot + first, begin + i) = fitted;
           min[i] = block.min_of(fitted);
-          inverse[i] = fitted.min == not_a_number ? 0.0f : detail::inverse(block.scale_of(fitted));
+          inverse[i] = block.inverse_of(fitted);
         }
         for (int t = first; t < first + Tokens; ++t)
           detail::write_nibbles(tile, slot + t, begin, begin + count, [&](int d) {
@@ -80,11 +80,14 @@ struct Compact4Channels {
     decode_affine(*this, tile, slot, values);
   }
 
- private:
-  static constexpr int width = 16;  ///< channels side by side, so that rows are read along their length
-  static constexpr std::int8_t not_a_number = -128;
+  KVF_INLINE KVF_HD static constexpr std::int64_t block_bytes(int dims) {
+    return (2 * static_cast<std::int64_t>(sizeof(fp16)) + dims * static_cast<std::int64_t>(sizeof(Param)) +
+            3) /
+           4 * 4;
+  }
 
-  /// What the channels' parameters are relative to.
+  /// What the channels' parameters are relative to, and how a channel's become so: for kernels that fit
+  /// channels side by side.
   struct Block {
     fp16 scale{};
     fp16 min{};
@@ -124,7 +127,26 @@ struct Compact4Channels {
       while (code > 1 && static_cast<float>(code - 1) * unit >= end) --code;
       return {static_cast<std::uint8_t>(code), static_cast<std::int8_t>(low)};
     }
+
+    /// The reference that mins of magnitude up to `largest` need.
+    KVF_INLINE KVF_HD static fp16 min_reference(float largest) { return reference(largest, 127.0f / 128.0f); }
+    /// The reference that ranges of up to `longest`, as needed() has them, need.
+    KVF_INLINE KVF_HD static fp16 scale_reference(float longest) {
+      return reference(longest, 255.0f * 15.0f / 256.0f);
+    }
+    /// How far a finite range reaches from the min that it will have; 0 for another.
+    KVF_INLINE KVF_HD float needed(const detail::Range& range) const {
+      return range.is_finite() ? reach(range, min_code(range)) : 0.0f;
+    }
+    /// What a channel's codes are made with.
+    KVF_INLINE KVF_HD float inverse_of(Param p) const {
+      return p.min == not_a_number ? 0.0f : detail::inverse(scale_of(p));
+    }
   };
+
+ private:
+  static constexpr int width = 16;  ///< channels side by side, so that rows are read along their length
+  static constexpr std::int8_t not_a_number = -128;
 
   /// The smallest positive fp16 whose product with `factor`, which is exact, reaches so far; at most 65504.
   KVF_INLINE KVF_HD static fp16 reference(float reach, float factor) {
@@ -146,15 +168,14 @@ struct Compact4Channels {
         if (ranges[i].is_finite() && detail::magnitude(ranges[i].smallest()) > min)
           min = detail::magnitude(ranges[i].smallest());
     });
-    block.min = reference(min, 127.0f / 128.0f);
+    block.min = Block::min_reference(min);
     each_range(tile, values, first, [&](int, int count, const detail::Range* ranges) {
       for (int i = 0; i < count; ++i) {
-        if (!ranges[i].is_finite()) continue;
-        const float needed = block.reach(ranges[i], block.min_code(ranges[i]));
+        const float needed = block.needed(ranges[i]);
         if (needed > reach) reach = needed;
       }
     });
-    block.scale = reference(reach, 255.0f * 15.0f / 256.0f);
+    block.scale = Block::scale_reference(reach);
     return block;
   }
 
@@ -170,24 +191,19 @@ struct Compact4Channels {
     }
   }
 
-  KVF_INLINE KVF_HD static constexpr std::int64_t block_bytes(int dims) {
-    return (2 * static_cast<std::int64_t>(sizeof(fp16)) + dims * static_cast<std::int64_t>(sizeof(Param)) +
-            3) /
-           4 * 4;
-  }
   template <class Tile>
-  KVF_INLINE KVF_HD static auto* references(Tile tile, int slot) {
-    return &tile.template tile_param<fp16>(slot / Tokens * block_bytes(tile.dims) / 2);
+  KVF_INLINE KVF_HD static decltype(auto) reference(Tile tile, int slot, int index) {
+    return tile.template tile_param<fp16>(slot / Tokens * block_bytes(tile.dims) / 2 + index);
   }
   template <class Tile>
   KVF_INLINE KVF_HD static Block block_of(Tile tile, int slot) {
     Block block;
-    block.scale = references(tile, slot)[0];
-    block.min = references(tile, slot)[1];
+    block.scale = reference(tile, slot, 0);
+    block.min = reference(tile, slot, 1);
     return block;
   }
   template <class Tile>
-  KVF_INLINE KVF_HD static auto& param(Tile tile, int slot, int dim) {
+  KVF_INLINE KVF_HD static decltype(auto) param(Tile tile, int slot, int dim) {
     return tile.template tile_param<Param>(slot / Tokens * block_bytes(tile.dims) / 2 + 2 + dim);
   }
 };

@@ -57,7 +57,7 @@ struct Fp8 : detail::Fp8Codes<Code> {
     for (int t = 0; t < tokens; ++t) {
       const std::uint32_t amax = detail::amax_bits(values, t, 0, tile.dims);
       const fp16 scale = detail::fit_scale(detail::float_of(amax), Code::largest, this->half_step);
-      tile.template param<Param>(slot + t).scale = scale;
+      tile.template param<Param>(slot + t) = Param{scale};
       const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
       for (int d = 0; d < tile.dims; ++d)
         tile.template code<Code>(slot + t, d) = Code(values(t, d) * inverse);
@@ -150,7 +150,7 @@ struct Fp8Blocks : detail::Fp8Codes<Code> {
         const int begin = group_begin<Fp8Blocks>(group), end = group_end<Fp8Blocks>(group, tile.dims);
         const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const float scale = fit(amax);
-        tile.template param<Param>(slot + t, group).scale = scale;
+        tile.template param<Param>(slot + t, group) = Param{scale};
         const float inverse = amax < 0x7f800000u ? detail::inverse(scale) : 0.0f;
         for (int d = begin; d < end; ++d)
           tile.template code<Code>(slot + t, d) = Code(values(t, d) * inverse);

@@ -5,6 +5,7 @@
 // and files that have them.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvfolia/core/affine.hpp"
 #include "kvfolia/core/concepts.hpp"
@@ -50,35 +51,37 @@ struct GgmlBlocks {
         }
         const float quotient = amax < 0x7f800000u ? extreme * (1.0f / Format::divisor) : quiet_nan;
         const float scale = Format::is_signed ? quotient : magnitude(quotient);
-        auto* block = bytes(tile, slot + t, group);
+        const auto byte = [&](int i) -> decltype(auto) {
+          return tile.code_byte(slot + t, group * block_bytes + i);
+        };
         const fp16 stored(clamp_to_fp16(scale));
-        block[0] = static_cast<std::uint8_t>(stored.bits);
-        block[1] = static_cast<std::uint8_t>(stored.bits >> 8);
+        byte(0) = static_cast<std::uint8_t>(stored.bits);
+        byte(1) = static_cast<std::uint8_t>(stored.bits >> 8);
         const float factor = amax < 0x7f800000u ? inverse(scale) : 0.0f;
-        Format::put(block + 2, [&](int i) { return values(t, group * group_dims + i) * factor; });
+        Format::put([&](int i) -> decltype(auto) { return byte(2 + i); },
+                    [&](int i) { return values(t, group * group_dims + i) * factor; });
       }
   }
 
   template <class Tile>
   KVF_INLINE KVF_HD void codes(Tile tile, int slot, float* codes) const {
-    for (int group = 0; group < tile.dims / group_dims; ++group)
-      Format::get(bytes(tile, slot, group) + 2, codes + group * group_dims);
+    for (int d = 0; d < tile.dims; ++d) codes[d] = code(tile, slot, d);
+  }
+  template <class Tile>
+  KVF_INLINE KVF_HD static float code(Tile tile, int slot, int dim) {
+    const int block = dim / group_dims * block_bytes + 2;
+    return Format::get([&](int i) { return std::uint32_t{tile.code_byte(slot, block + i)}; },
+                       dim % group_dims);
   }
   template <class Tile>
   KVF_INLINE KVF_HD float token_scale(Tile tile, int slot, int group) const {
-    const auto* block = bytes(tile, slot, group);
-    return static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(block[0] | (block[1] << 8))));
+    const std::uint32_t low = tile.code_byte(slot, group * block_bytes);
+    const std::uint32_t high = tile.code_byte(slot, group * block_bytes + 1);
+    return static_cast<float>(fp16::from_bits(static_cast<std::uint16_t>(low | (high << 8))));
   }
   template <class Tile>
   KVF_INLINE KVF_HD void decode(Tile tile, int slot, float* values) const {
     decode_affine(*this, tile, slot, values);
-  }
-
- private:
-  template <class Tile>
-  KVF_INLINE KVF_HD static auto* bytes(Tile tile, int slot, int group) {
-    static_assert(detail::always_strided<Tile>, "ggml's blocks need an order that can be strided: SlotMajor");
-    return &tile.template code<std::uint8_t>(slot, 0) + group * block_bytes;
   }
 };
 
@@ -86,19 +89,20 @@ struct Q8_0Codes {
   static constexpr float divisor = 127.0f;
   static constexpr bool is_signed = false;
 
-  template <class Values>
-  KVF_INLINE KVF_HD static void put(std::uint8_t* to, const Values& scaled) {
+  template <class Bytes, class Values>
+  KVF_INLINE KVF_HD static void put(const Bytes& to, const Values& scaled) {
     for (int i = 0; i < 32; ++i) {
       // Half away from zero, as ggml does.
       const float x = scaled(i);
       const float clamped = x > -127.0f ? (x < 127.0f ? x : 127.0f) : -127.0f;
       const auto whole = static_cast<std::int32_t>(clamped);
       const float rest = clamped - static_cast<float>(whole);
-      to[i] = static_cast<std::uint8_t>(whole + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0));
+      to(i) = static_cast<std::uint8_t>(whole + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0));
     }
   }
-  KVF_INLINE KVF_HD static void get(const std::uint8_t* from, float* codes) {
-    for (int i = 0; i < 32; ++i) codes[i] = static_cast<float>(static_cast<std::int8_t>(from[i]));
+  template <class Bytes>
+  KVF_INLINE KVF_HD static float get(const Bytes& from, int i) {
+    return static_cast<float>(static_cast<std::int8_t>(from(i)));
   }
 };
 
@@ -106,8 +110,8 @@ struct Q4_0Codes {
   static constexpr float divisor = -8.0f;
   static constexpr bool is_signed = true;
 
-  template <class Values>
-  KVF_INLINE KVF_HD static void put(std::uint8_t* to, const Values& scaled) {
+  template <class Bytes, class Values>
+  KVF_INLINE KVF_HD static void put(const Bytes& to, const Values& scaled) {
     // Code 8 is 0; half upwards, as ggml does.
     const auto code = [&](int i) {
       const float x = scaled(i);
@@ -116,13 +120,11 @@ struct Q4_0Codes {
       const float rest = clamped - static_cast<float>(below - 8);
       return static_cast<std::uint32_t>(below + (rest >= 0.5f ? 1 : 0));
     };
-    for (int i = 0; i < 16; ++i) to[i] = static_cast<std::uint8_t>(code(i) | (code(i + 16) << 4));
+    for (int i = 0; i < 16; ++i) to(i) = static_cast<std::uint8_t>(code(i) | (code(i + 16) << 4));
   }
-  KVF_INLINE KVF_HD static void get(const std::uint8_t* from, float* codes) {
-    for (int i = 0; i < 16; ++i) {
-      codes[i] = static_cast<float>((from[i] & 15) - 8);
-      codes[i + 16] = static_cast<float>((from[i] >> 4) - 8);
-    }
+  template <class Bytes>
+  KVF_INLINE KVF_HD static float get(const Bytes& from, int i) {
+    return static_cast<float>(static_cast<int>(i < 16 ? from(i) & 15u : from(i - 16) >> 4) - 8);
   }
 };
 
@@ -134,5 +136,12 @@ struct Q8_0 : detail::GgmlBlocks<detail::Q8_0Codes, 32> {};
 /// block. Dimensions j and j + 16 share a byte. Head dims are multiples of 32.
 struct Q4_0 : detail::GgmlBlocks<detail::Q4_0Codes, 16> {};
 static_assert(QuantPolicy<Q8_0> && QuantPolicy<Q4_0>);
+
+namespace detail {
+
+template <class Q>
+inline constexpr bool is_ggml = std::is_base_of_v<Q8_0, Q> || std::is_base_of_v<Q4_0, Q>;
+
+}  // namespace detail
 
 }  // namespace kvfolia::inline KVF_ABI

@@ -143,7 +143,7 @@ struct Int4Symmetric {
         const int begin = group_begin<Int4Symmetric>(group), end = group_end<Int4Symmetric>(group, tile.dims);
         const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const fp16 scale = detail::fit_scale(detail::float_of(amax), 7.0f, 0.5f);
-        tile.template param<Param>(slot + t, group).scale = scale;
+        tile.template param<Param>(slot + t, group) = Param{scale};
         const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
         detail::write_nibbles(tile, slot + t, begin, end, [&](int d) {
           return static_cast<std::uint32_t>(detail::round_code(values(t, d) * inverse, -7.0f, 7.0f) + 8);
@@ -232,7 +232,7 @@ struct Int4Channels {
 
  private:
   template <class Tile>
-  KVF_INLINE KVF_HD static auto& param(Tile tile, int slot, int dim) {
+  KVF_INLINE KVF_HD static decltype(auto) param(Tile tile, int slot, int dim) {
     return tile.template tile_param<Param>(std::int64_t{slot / Tokens} * tile.dims + dim);
   }
 };

@@ -47,7 +47,7 @@ struct Int8Groups {
         const int begin = group_begin<Int8Groups>(group), end = group_end<Int8Groups>(group, tile.dims);
         const std::uint32_t amax = detail::amax_bits(values, t, begin, end);
         const fp16 scale = fit(detail::float_of(amax));
-        tile.template param<Param>(slot + t, group).scale = scale;
+        tile.template param<Param>(slot + t, group) = Param{scale};
         const float inverse = amax < 0x7f800000u ? detail::inverse(static_cast<float>(scale)) : 0.0f;
         for (int d = begin; d < end; ++d)
           tile.template code<Code>(slot + t, d) =

@@ -13,14 +13,19 @@ namespace kvfolia::inline KVF_ABI::detail {
 /// Writes the codes code_of(dim) for the dims [begin, end) of a slot; both are even.
 template <class Tile, class CodeOf>
 KVF_INLINE KVF_HD void write_nibbles(Tile tile, int slot, int begin, int end, CodeOf&& code_of) {
-  // Codes first, then pairs: two loops that become vector instructions.
-  constexpr int width = 32;
-  for (int first = begin; first < end; first += width) {
-    const int count = end - first < width ? end - first : width;
-    std::uint8_t codes[width];
-    for (int i = 0; i < count; ++i) codes[i] = static_cast<std::uint8_t>(code_of(first + i));
-    for (int i = 0; i < count; i += 2)
-      tile.code_pair(slot, first + i) = static_cast<std::uint8_t>(codes[i] | (codes[i + 1] << 4));
+  if constexpr (requires { Tile::is_staged; }) {  // of a GPU's thread, whose arrays should be registers
+    for (int d = begin; d < end; d += 2)
+      tile.code_pair(slot, d) = static_cast<std::uint8_t>(code_of(d) | (code_of(d + 1) << 4));
+  } else {
+    // Codes first, then pairs: two loops that become vector instructions.
+    constexpr int width = 32;
+    for (int first = begin; first < end; first += width) {
+      const int count = end - first < width ? end - first : width;
+      std::uint8_t codes[width];
+      for (int i = 0; i < count; ++i) codes[i] = static_cast<std::uint8_t>(code_of(first + i));
+      for (int i = 0; i < count; i += 2)
+        tile.code_pair(slot, first + i) = static_cast<std::uint8_t>(codes[i] | (codes[i + 1] << 4));
+    }
   }
 }
 

@@ -59,8 +59,18 @@ struct Sections<First, Rest...> {
   static constexpr Affine affine{.token_scale = Q::affine.token_scale || Others::affine.token_scale,
                                  .token_offset = Q::affine.token_offset || Others::affine.token_offset};
 
+  static constexpr bool is_last = sizeof...(Rest) == 0;
+
   First first{};
   Others rest{};
+
+  /// Where the codes and parameters of the other sections begin, behind those of a token's first one.
+  KVF_INLINE KVF_HD static constexpr int first_bytes() {
+    return First::skip + kvfolia::code_bytes<Q>(First::dims);
+  }
+  KVF_INLINE KVF_HD static constexpr std::int64_t first_param_bytes() {
+    return (Q::param_bytes(First::dims, 1) + 3) / 4 * 4;
+  }
 
   /// Every section and every token must begin where its elements may.
   KVF_INLINE KVF_HD static constexpr bool fits(int n) {
@@ -115,12 +125,6 @@ struct Sections<First, Rest...> {
   template <class... S>
   friend struct Sections;
 
-  KVF_INLINE KVF_HD static constexpr int first_bytes() {
-    return First::skip + kvfolia::code_bytes<Q>(First::dims);
-  }
-  KVF_INLINE KVF_HD static constexpr std::int64_t first_param_bytes() {
-    return (Q::param_bytes(First::dims, 1) + 3) / 4 * 4;
-  }
   template <class Tile>
   KVF_INLINE KVF_HD static Tile first_tile(Tile tile) {
     static_assert(detail::always_strided<Tile>, "sections need an order that can be strided: SlotMajor");
