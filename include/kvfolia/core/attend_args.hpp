@@ -13,10 +13,28 @@
 
 namespace kvfolia::inline KVF_ABI {
 
+/// Rotary position embedding of dims [first_dim, first_dim + dims) of new keys, on their way into pages. Pair
+/// i of a token at position p, (x, y), becomes (x cos - y sin, x sin + y cos), cosine and sine being
+/// cos_sin[p][i] and cos_sin[p][dims / 2 + i]: so scaled frequencies need nothing of their own.
+/// Source: RoFormer, arXiv:2104.09864, section 3.4.2.
+struct Rope {
+  const float* cos_sin = nullptr;           ///< [positions][dims]; null: keys are rotated already
+  const std::int32_t* positions = nullptr;  ///< [query tokens]
+  int first_dim = 0;                        ///< even
+  int dims = 0;                             ///< even
+  bool interleaved = false;                 ///< pair i is dims 2 i and 2 i + 1; else i and dims / 2 + i
+
+  /// One number of a pair; the other one, and the sine, with their signs.
+  KVF_INLINE KVF_HD static float turn(float x, float cosine, float other, float sine) {
+    return __builtin_fmaf(other, sine, __builtin_fmaf(x, cosine, 0.0f));
+  }
+};
+
 /// New tokens to store. Layouts that share key and value take `keys` only.
 struct AppendArgs {
   ConstTensor keys{};    ///< [query tokens][kv_heads][key_dim]
   ConstTensor values{};  ///< [query tokens][kv_heads][value_dim]
+  Rope rope{};
 };
 
 /// Log-sum-exps, [query tokens][query_heads].
@@ -61,6 +79,17 @@ KVF_INLINE Result<> validate(const AttendArgs& args, std::int32_t tokens, int qu
   if (args.partial && args.out.type != DType::fp32)
     return bad_argument("args.out (partial results are float)");
   if (args.mask.bits && !args.mask.row_offset) return bad_argument("args.mask.row_offset");
+  return {};
+}
+
+/// Checks what a rotary embedding of keys of so many dims is given.
+KVF_INLINE Result<> validate(const Rope& rope, int key_dim) {
+  if (!rope.cos_sin) return {};
+  if (!rope.positions) return bad_argument("args.rope.positions");
+  if (rope.dims <= 0 || rope.dims % 2 != 0 || rope.dims > key_dim)
+    return bad_argument("args.rope.dims", rope.dims, key_dim);
+  if (rope.first_dim < 0 || rope.first_dim % 2 != 0 || rope.first_dim > key_dim - rope.dims)
+    return bad_argument("args.rope.first_dim", rope.first_dim, key_dim - rope.dims);
   return {};
 }
 

@@ -114,6 +114,7 @@ Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& bat
       return ok;
   }
   if (auto ok = check_recodes(view, batch); !ok) return ok;
+  if (auto ok = kvfolia::detail::validate(args.rope, Layout::key_dim); !ok) return ok;
   if constexpr (is_checked) {
     float row[Layout::key_dim > Layout::value_dim ? Layout::key_dim : Layout::value_dim];
     for (std::int32_t token = 0; token < tokens; ++token)
@@ -129,29 +130,58 @@ Result<> check_append(const PagedView<Layout, Quant>& view, const BatchView& bat
 /// Tokens that are encoded together where their slots follow one another.
 inline constexpr int run_tokens = 16;
 
+/// New tokens' keys, or values: rows of a tensor, with a rotary embedding where there is one.
+struct NewRows {
+  const ConstTensor& rows;
+  const Rope& rope;
+
+  void load(std::int64_t token, int head, int dims, float* to) const {
+    load_row(rows, token, head, dims, to);
+    if (!rope.cos_sin) return;
+    const int pairs = rope.dims / 2;
+    const float* cosines = rope.cos_sin + std::int64_t{rope.positions[token]} * rope.dims;
+    float* first = to + rope.first_dim;
+    for (int i = 0; i < pairs; ++i) {
+      float& x = first[rope.interleaved ? 2 * i : i];
+      float& y = first[rope.interleaved ? 2 * i + 1 : pairs + i];
+      const float turned = Rope::turn(x, cosines[i], -y, cosines[pairs + i]);
+      y = Rope::turn(y, cosines[i], x, cosines[pairs + i]);
+      x = turned;
+    }
+  }
+};
+
 /// `count` tokens of one head, to slots that follow one another, where pages are coded token by token.
 template <int Dims, class Q, class Order>
-void append_run(const Q& quant, const Tile<Order, std::byte>& to, int slot, const ConstTensor& rows,
+void append_run(const Q& quant, const Tile<Order, std::byte>& to, int slot, const NewRows& from,
                 std::int64_t token, int head, int count) {
+  const ConstTensor& rows = from.rows;
   if constexpr (Q::seal_tokens == 1 && encodes_rows<Q> && arranges<Order, Q::code_bits>) {
-    visit_dtype(rows.type, [&](auto element) {
-      const auto* first = static_cast<const decltype(element)*>(rows.data) + rows.offset(token, head);
+    const auto encode = [&](const auto* first, std::int64_t stride) {
       if constexpr (std::is_same_v<Order, SlotMajor>) {
-        encode_rows<Dims>(quant, to, slot, first, rows.token_stride, count);
+        encode_rows<Dims>(quant, to, slot, first, stride, count);
       } else {
         // Parameters go where they belong, codes through a tile of their own.
         constexpr int bytes = code_bytes<Q>(Dims);
         alignas(64) std::byte codes[run_tokens * bytes];
         const Tile<SlotMajor, std::byte> staged{
             codes, to.params + slot * to.param_stride, Dims, run_tokens, bytes, to.param_stride};
-        encode_rows<Dims>(quant, staged, 0, first, rows.token_stride, count);
+        encode_rows<Dims>(quant, staged, 0, first, stride, count);
         arrange<Q::code_bits, bytes>(Order{}, codes, to.codes, slot, count, to.page_tokens);
       }
+    };
+    if (from.rope.cos_sin) {
+      float turned[run_tokens * Dims];
+      for (int t = 0; t < count; ++t) from.load(token + t, head, Dims, turned + t * Dims);
+      return encode(turned, Dims);
+    }
+    visit_dtype(rows.type, [&](auto element) {
+      encode(static_cast<const decltype(element)*>(rows.data) + rows.offset(token, head), rows.token_stride);
     });
   } else if constexpr (Q::seal_tokens == 1) {
     float row[Dims];
     for (int t = 0; t < count; ++t) {
-      load_row(rows, token + t, head, Dims, row);
+      from.load(token + t, head, Dims, row);
       to_stored(quant, row, Dims);
       quant.encode(to, slot + t, 1, Rows{row, Dims});
     }
@@ -170,7 +200,7 @@ struct ExactRows {
 /// lay in one or not: so a coded page's bytes do not depend on how its tokens arrived.
 template <int Dims, class Q, class Exact, class ToTile, class Decode>
 void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const PageRecode& job,
-                  const ConstTensor& rows, int head, Decode&& decode_kept) {
+                  const NewRows& rows, int head, Decode&& decode_kept) {
   using Code = typename Exact::Code;
   constexpr int block = Q::seal_tokens;
   Code codes[block * Dims];
@@ -182,7 +212,7 @@ void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const Pa
       if (slot < job.kept) {
         decode_kept(slot, row);
       } else {
-        load_row(rows, job.first_token + slot - job.kept, head, Dims, row);
+        rows.load(job.first_token + slot - job.kept, head, Dims, row);
         to_stored(exact, row, Dims);
       }
       for (int d = 0; d < Dims; ++d) codes[t * Dims + d] = Exact::round(row[d]);
@@ -195,15 +225,15 @@ template <class Layout, class Quant>
 void recode(const PagedView<Layout, Quant>& view, const AppendArgs& args, const PageRecode& job, int head) {
   using Exact = typename Quant::Exact;
   visit_format(view, job.to, [&](const auto& to) {
-    recode_plane<Layout::key_dim>(key_side(to), KeySide<Exact>{}, view.key_tile(job.to, head), job, args.keys,
-                                  head, [&](int slot, float* row) {
+    recode_plane<Layout::key_dim>(key_side(to), KeySide<Exact>{}, view.key_tile(job.to, head), job,
+                                  NewRows{args.keys, args.rope}, head, [&](int slot, float* row) {
                                     visit_format(view, job.from, [&](const auto& from) {
                                       key_side(from).decode(view.key_tile(job.from, head), slot, row);
                                     });
                                   });
     if constexpr (!Layout::shares_key_value)
       recode_plane<Layout::value_dim>(value_side(to), ValueSide<Exact>{}, view.value_tile(job.to, head), job,
-                                      args.values, head, [&](int slot, float* row) {
+                                      NewRows{args.values, Rope{}}, head, [&](int slot, float* row) {
                                         visit_format(view, job.from, [&](const auto& from) {
                                           value_side(from).decode(view.value_tile(job.from, head), slot, row);
                                         });
@@ -236,11 +266,11 @@ void append_tokens(const PagedView<Layout, Quant>& view, const BatchView& batch,
     const int slot = where.slot(view.page_tokens);
     visit_format(view, entry, [&](const auto& quant) {
       for (int head = 0; head < view.kv_heads; ++head) {
-        append_run<Layout::key_dim>(key_side(quant), view.key_tile(entry, head), slot, args.keys, token, head,
-                                    count);
+        append_run<Layout::key_dim>(key_side(quant), view.key_tile(entry, head), slot,
+                                    NewRows{args.keys, args.rope}, token, head, count);
         if constexpr (!Layout::shares_key_value)
-          append_run<Layout::value_dim>(value_side(quant), view.value_tile(entry, head), slot, args.values,
-                                        token, head, count);
+          append_run<Layout::value_dim>(value_side(quant), view.value_tile(entry, head), slot,
+                                        NewRows{args.values, Rope{}}, token, head, count);
       }
     });
   }
