@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -25,46 +24,18 @@
 #include "kvfolia/quant/int8.hpp"
 #include "kvfolia/quant/rotated.hpp"
 #include "kvfolia/quant/sections.hpp"
+#include "quant/golden.hpp"
 
 namespace {
 
 using namespace kvfolia;
-
-/// Values whose bits come from integers alone: no library function, no rounding.
-std::vector<float> inputs(int count) {
-  std::vector<float> values;
-  std::uint64_t state = 1;
-  for (int i = 0; i < count; ++i) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    const auto mantissa = static_cast<std::uint32_t>(state >> 41);
-    const std::uint32_t exponent = 115 + static_cast<std::uint32_t>(state >> 33) % 16;
-    const std::uint32_t bits = (static_cast<std::uint32_t>(state >> 63) << 31) | (exponent << 23) | mantissa;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    values.push_back(value);
-  }
-  // Of the first tokens: one of zeros, one of tiny values, one with a NaN.
-  for (int i = 0; i < 64; ++i) values[static_cast<std::size_t>(64 + i)] = 0.0f;
-  for (int i = 128; i < 192; ++i) values[static_cast<std::size_t>(i)] *= 0x1p-40f;
-  std::uint32_t nan = 0x7fc00000u;
-  std::memcpy(&values[200], &nan, 4);
-  return values;
-}
-
-std::string hex(const std::vector<std::byte>& bytes) {
-  std::string text;
-  char digits[3];
-  for (const std::byte b : bytes) {
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(b));
-    text += digits;
-  }
-  return text;
-}
+using kvfolia_tests::golden_hex;
+using kvfolia_tests::golden_inputs;
 
 template <class Order, class Quant>
 void encode(std::ostream& to, const char* name, const char* order, int dims, const Quant& quant) {
   constexpr int tokens = Quant::seal_tokens > 8 ? 2 * Quant::seal_tokens : 8;
-  std::vector<float> values = inputs(dims * tokens);
+  std::vector<float> values = golden_inputs(dims * tokens);
   for (int t = 0; t < tokens; ++t) to_stored(quant, &values[static_cast<std::size_t>(t * dims)], dims);
   std::vector<std::byte> codes(static_cast<std::size_t>(code_bytes<Quant>(dims) * tokens));
   std::vector<std::byte> params(static_cast<std::size_t>(Quant::param_bytes(dims, tokens)));
@@ -72,8 +43,8 @@ void encode(std::ostream& to, const char* name, const char* order, int dims, con
       codes.data(), params.data(),           dims,
       tokens,       code_bytes<Quant>(dims), Quant::param_bytes(dims, tokens) / tokens};
   quant.encode(tile, 0, tokens, Rows{values.data(), dims});
-  to << name << ' ' << order << ' ' << dims << " codes " << hex(codes) << '\n';
-  if (!params.empty()) to << name << ' ' << order << ' ' << dims << " params " << hex(params) << '\n';
+  to << name << ' ' << order << ' ' << dims << " codes " << golden_hex(codes) << '\n';
+  if (!params.empty()) to << name << ' ' << order << ' ' << dims << " params " << golden_hex(params) << '\n';
 }
 
 /// FNV-1a over the bytes of many tiles of other values: what a compiler changes in one of a thousand.

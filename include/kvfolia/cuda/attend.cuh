@@ -17,6 +17,7 @@
 #include "kvfolia/core/paged_view.hpp"
 #include "kvfolia/cuda/decode.hpp"
 #include "kvfolia/cuda/device_context.cuh"
+#include "kvfolia/cuda/launch.cuh"
 #include "kvfolia/cuda/merge.hpp"
 #include "kvfolia/cuda/plan.hpp"
 #include "kvfolia/cuda/tuning.hpp"
@@ -47,17 +48,8 @@ __global__ void __launch_bounds__(merge_threads)
   merge_splits(ctx, args);
 }
 
-inline Result<> launched(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
-}
-
-/// What a kernel is launched with, which depends on the capability that it was compiled for: that of the
-/// device, or an older one.
-struct BlockSize {
-  int threads;
-  std::uint32_t shared_bytes;
-};
+/// What a decode kernel is launched with, which depends on the capability that it was compiled for: that of
+/// the device, or an older one.
 template <class Layout, class Quant, int Tiles, int Format>
 BlockSize decode_block(int capability) {
   const auto of = [](auto shape) {
@@ -82,22 +74,7 @@ Result<> prepare_decode(BlockSize& block) {
   if (const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel); error != cudaSuccess)
     return launched(error, "cudaFuncGetAttributes");
   block = decode_block<Layout, Quant, Tiles, Format>(compiled.ptxVersion);
-  // More than 48 KiB have to be asked for, on every device.
-  return launched(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(block.shared_bytes)),
-                  "cudaFuncSetAttribute (shared memory)");
-}
-
-template <class Kernel, class Args>
-Result<> launch(Kernel* kernel, Grid grid, BlockSize block, const Args& args, cudaStream_t stream,
-                const char* what) {
-  cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
-  config.blockDim = dim3(static_cast<unsigned>(block.threads));
-  config.dynamicSmemBytes = block.shared_bytes;
-  config.stream = stream;
-  return launched(cudaLaunchKernelEx(&config, kernel, args), what);
+  return allow_shared_bytes(kernel, block.shared_bytes);
 }
 
 /// All kernels are ready before the first one is launched.

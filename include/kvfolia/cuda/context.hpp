@@ -13,9 +13,11 @@
 /// does not know the pragma.
 #if defined(__CUDA_ARCH__)
 #define KVF_UNROLL _Pragma("unroll")
+#define KVF_UNROLL_4 _Pragma("unroll 4")
 #define KVF_NO_UNROLL _Pragma("unroll 1")
 #else
 #define KVF_UNROLL
+#define KVF_UNROLL_4
 #define KVF_NO_UNROLL
 #endif
 /// for (int i = 0; i < count; ++i), unrolled.
