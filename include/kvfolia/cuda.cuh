@@ -1,7 +1,9 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
-// The umbrella of the CUDA backend: plan and attend. Needs kvfolia::cuda.
+// The umbrella of the CUDA backend: plan, append, attend, operations on pages. Needs kvfolia::cuda.
 
+#include "kvfolia/cuda/append.cuh"
 #include "kvfolia/cuda/attend.cuh"
+#include "kvfolia/cuda/page_operations.cuh"
 #include "kvfolia/cuda/plan.hpp"
