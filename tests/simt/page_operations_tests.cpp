@@ -25,7 +25,7 @@ struct Slices {
   };
   static constexpr int layers = 3;
   std::vector<Line> memory[2];
-  cuda::StoreView store;
+  StoreView store;
 
   Slices() {
     Random random(8);

@@ -165,17 +165,6 @@ concept HasVisible = requires(const E e) {
   { e.visible() } -> std::same_as<Window>;
 };
 
-/// Stands for any executor.
-struct AnyExecutor {
-  int concurrency() const;
-  template <class F>
-  void parallel_for(std::int64_t n, F&& f) const;
-};
-
-template <class S>
-concept HasCopy = requires(S s, std::span<const PageCopy> copies, AnyExecutor exec) {
-  s.copy(copies, exec);
-};
 template <class S>
 concept HasData = requires(S s, int n) {
   { s.data(n, n) } -> std::same_as<std::byte*>;
@@ -232,10 +221,10 @@ concept QuantPolicy = detail::TriviallyCopyable<Q> && detail::HasExact<Q> && det
 template <class E>
 concept EvictPolicy = detail::TriviallyCopyable<E> && detail::HasVisible<E>;
 
-/// Memory for the pages of a cache: data(format, layer) is page 0 of one layer, page_stride(format)
-/// the bytes between pages; copy(copies, exec) carries out a batch's copies.
+/// Memory for the pages of a cache, the host's or a device's: data(format, layer) is page 0 of one layer,
+/// page_stride(format) the bytes between pages. How a batch's copies are carried out is its own affair.
 template <class S>
-concept PageStore = std::movable<S> && detail::HasData<S> && detail::HasCopy<S>;
+concept PageStore = std::movable<S> && detail::HasData<S>;
 
 /// Who is read this step, while nothing leaves.
 template <class S>

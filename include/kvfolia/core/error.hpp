@@ -26,6 +26,7 @@ enum class Errc : std::uint8_t {
   unsupported,          ///< `subject` names what no kernel here can do
   workspace_too_small,  ///< needed and available in bytes
   non_finite_input,     ///< needed: index of the token (KVF_CHECKED builds only)
+  too_many_batches,     ///< as many as were asked for are in flight; needed and available in batches
   device_error,         ///< `subject` is the call that failed; needed: the device's own error number
 };
 
@@ -41,6 +42,7 @@ constexpr const char* to_string(Errc code) {
     case Errc::unsupported: return "unsupported";
     case Errc::workspace_too_small: return "workspace too small";
     case Errc::non_finite_input: return "non-finite input";
+    case Errc::too_many_batches: return "too many batches";
     case Errc::device_error: return "device error";
   }
   return "unknown error";

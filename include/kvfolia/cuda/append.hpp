@@ -408,6 +408,8 @@ KVF_HD void write_tokens(Ctx& ctx, const detail::WriteArgs<Layout, Quant>& args)
       writer.set_place(ctx.thread(), place);
     }
     ctx.sync();
+    static_assert(rows <= warp_size);
+    if (!ctx.any(ctx.lane() < rows && writer.has(ctx.lane()))) return;  // of another format, or nowhere
     writer.load_tokens(first, 0);
     ctx.sync();
     writer.write({});

@@ -10,30 +10,10 @@
 #include "kvfolia/core/config.hpp"
 #include "kvfolia/core/error.hpp"
 #include "kvfolia/core/ids.hpp"
+#include "kvfolia/core/store_view.hpp"
 #include "kvfolia/cuda/context.hpp"
 
 namespace kvfolia::inline KVF_ABI::cuda {
-
-/// The pages of one format: slices of all layers at base + layer * layer_stride + page * page_stride, in
-/// bytes.
-struct PageSlices {
-  std::byte* base = nullptr;
-  std::int64_t layer_stride = 0;
-  std::int64_t page_stride = 0;
-  std::int64_t slice_bytes = 0;  ///< multiples of 16, as are base and strides
-  std::int32_t pages = 0;
-
-  KVF_HD std::byte* slice(int layer, PageId page) const {
-    KVF_ASSERT(0 <= page.value && page.value < pages);
-    return base + layer * layer_stride + page.value * page_stride;
-  }
-};
-
-/// All formats of a store.
-struct StoreView {
-  PageSlices formats[TableEntry::max_formats]{};
-  std::int32_t layers = 1;
-};
 
 enum class PageMove : std::uint8_t {
   copy,     ///< from page to page
@@ -110,7 +90,9 @@ KVF_HD void move_pages(Ctx& ctx, const detail::MoveArgs& args) {
   std::byte* to;
   std::int64_t bytes;
   if constexpr (Move == PageMove::copy) {
-    const PageSlices& slices = args.store.formats[ctx.load(&args.copies[index].format)];
+    const int format = ctx.load(&args.copies[index].format);
+    if (format < 0) return;
+    const PageSlices& slices = args.store.formats[format];
     from = slices.slice(layer, PageId{ctx.load(&args.copies[index].from.value)});
     to = slices.slice(layer, PageId{ctx.load(&args.copies[index].to.value)});
     bytes = slices.slice_bytes;
