@@ -7,7 +7,8 @@
 #endif
 #include <cstdio>
 
-#include "cuda/gpu_attend.hpp"
+#include "cuda/gpu_append.hpp"
+#include "simt/append_scenario.hpp"
 #include "simt/decode_check.hpp"
 
 using namespace kvfolia_tests;
@@ -40,6 +41,21 @@ void check_pages() {
   }
 }
 
+/// Writes the second of two caches.
+struct Writer {
+  template <class Cache>
+  static void append(Cache& cache, LayerId layer, const Batch& batch, const AppendArgs& args, std::uint64_t) {
+    std::vector<gpu::PageMemory> pages;
+    for (int f = 0; f < format_count<typename Cache::Quant>; ++f)
+      if (cache.pool(f).pages() > 0)
+        pages.push_back({cache.store().data(f, 0),
+                         static_cast<std::size_t>(cache.store().page_bytes(f) * cache.pool(f).pages())});
+    const auto ok = gpu::append<typename Cache::Quant>(cache.view(layer), batch, args, batch.tokens(), pages);
+    INFO((ok ? "" : ok.error().subject));
+    REQUIRE(ok);
+  }
+};
+
 struct Ragged : simt::TwoRows<gpu::Layout> {
   Ragged() : TwoRows(1) {}
 
@@ -57,8 +73,13 @@ struct Ragged : simt::TwoRows<gpu::Layout> {
 
 }  // namespace
 
-#define KVF_GPU_TEST(...) \
-  TEST_CASE("a GPU agrees with ref: " #__VA_ARGS__) { check_pages<__VA_ARGS__>(); }
+#define KVF_GPU_TEST(...)                                                           \
+  TEST_CASE("a GPU agrees with ref: " #__VA_ARGS__) { check_pages<__VA_ARGS__>(); } \
+  TEST_CASE("a GPU writes the CPU's bytes: " #__VA_ARGS__) {                        \
+    for (const int page_tokens : {3, 32, 64})                                       \
+      if (page_tokens % kvfolia::detail::largest_block<__VA_ARGS__> == 0)           \
+        simt::check_same_bytes<gpu::Layout, __VA_ARGS__, Writer>(page_tokens);      \
+  }
 using namespace kvfolia_tests::gpu;
 KVF_GPU_QUANTIZERS(KVF_GPU_TEST)
 

@@ -81,8 +81,19 @@ Counts append(GlobalMemory& global, const PagedView<Layout, Quant>& view, const 
   return counts;
 }
 
+/// Who writes the second of two caches: the host's context.
+struct HostWriter {
+  template <class Cache>
+  static void append(Cache& cache, LayerId layer, const Batch& batch, const AppendArgs& args,
+                     std::uint64_t seed) {
+    GlobalMemory global;
+    add_pages(global, cache);
+    simt::append(global, cache.view(layer), BatchView(batch), args, batch.tokens(), seed);
+  }
+};
+
 /// Two caches that are always to hold the same.
-template <class LayoutT, class QuantT>
+template <class LayoutT, class QuantT, class Writer = HostWriter>
 class Twins {
  public:
   using Layout = LayoutT;
@@ -108,9 +119,7 @@ class Twins {
       const auto tokens = random_tokens<Layout>(random_, a.tokens(), cpu_.shape().kv_heads);
       const AppendArgs args = tokens.args(cpu_.shape().kv_heads);
       REQUIRE(cpu::append(cpu_.view(LayerId{layer}), a, args, cpu::serial));
-      GlobalMemory global;
-      add_pages(global, kernels_);
-      append(global, kernels_.view(LayerId{layer}), b, args, b.tokens(), seed_++);
+      Writer::append(kernels_, LayerId{layer}, b, args, seed_++);
     }
     check_same();
   }
@@ -146,7 +155,7 @@ class Twins {
 
 /// Sequences that come in one piece, token by token and in between, are forked, cut and, where pages have two
 /// coded formats, demoted.
-template <class Layout, class Quant>
+template <class Layout, class Quant, class Writer = HostWriter>
 void check_same_bytes(int page_tokens, int exact_sink_pages = 0, const Quant& quant = {}) {
   CAPTURE(page_tokens, exact_sink_pages);
   CacheConfig config{.shape = {1, 2, page_tokens},
@@ -154,7 +163,7 @@ void check_same_bytes(int page_tokens, int exact_sink_pages = 0, const Quant& qu
                      .exact_pages = exact_format<Quant> == coded_format ? 0 : 60 / page_tokens + 12,
                      .exact_sink_pages = exact_sink_pages};
   if constexpr (is_mixed<Quant>) config.low_pages = 12;
-  Twins<Layout, Quant> twins(config, 1, quant);
+  Twins<Layout, Quant, Writer> twins(config, 1, quant);
   SeqId first{}, second{}, child{};
   const int odd = page_tokens + page_tokens / 2 + 1;
   twins.step([&](Step& step) {

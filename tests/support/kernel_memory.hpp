@@ -79,17 +79,20 @@ struct KernelCall {
     FormatView& format = view.formats[Format];
     if (format.pages == 0) return;
     const PageFormat pages = page_format<Layout, FormatQuant<Format, Quant>>(view.kv_heads, view.page_tokens);
-    const auto plane = [&](PlaneView& p, std::int64_t tile_bytes, const char* name) {
-      if (tile_bytes > 0)
+    const auto plane = [&](PlaneView& p, const PlaneFormat& packed, const char* name) {
+      // Slots of an engine's own pages may lie further apart.
+      const std::int64_t tile =
+          std::max(packed.tile_bytes, (view.page_tokens - 1) * p.slot_stride + packed.slot_stride);
+      if (packed.tile_bytes > 0)
         f(p.base,
           static_cast<std::size_t>((format.pages - 1) * p.page_stride + (view.kv_heads - 1) * p.head_stride +
-                                   tile_bytes),
+                                   tile),
           name, false);
     };
-    plane(format.keys, pages.keys.tile_bytes, "keys");
-    plane(format.values, pages.values.tile_bytes, "values");
-    plane(format.key_params, pages.key_params.tile_bytes, "key_params");
-    plane(format.value_params, pages.value_params.tile_bytes, "value_params");
+    plane(format.keys, pages.keys, "keys");
+    plane(format.values, pages.values, "values");
+    plane(format.key_params, pages.key_params, "key_params");
+    plane(format.value_params, pages.value_params, "value_params");
   }
 };
 

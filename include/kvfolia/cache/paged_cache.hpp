@@ -125,6 +125,7 @@ class PagedCache {
   }
 
   Store& store() { return store_; }
+  const Store& store() const { return store_; }
   const CacheShape& shape() const { return shape_; }
   int page_tokens() const { return state_->rules().page_tokens; }
   const Quant& quant() const { return quant_; }

@@ -22,8 +22,9 @@ namespace kvfolia::inline KVF_ABI::cuda {
 
 namespace detail {
 
+/// Told nothing of blocks, the compiler saves registers by spilling some.
 template <class Layout, class Quant, WriteKind Kind>
-__global__ void __launch_bounds__(write_threads)
+__global__ void __launch_bounds__(write_threads, write_blocks)
     write_kernel(const __grid_constant__ WriteArgs<Layout, Quant> args) {
   DeviceContext ctx;
   if constexpr (Kind == WriteKind::tokens)

@@ -24,6 +24,7 @@
 namespace kvfolia::inline KVF_ABI::cuda::detail {
 
 inline constexpr int write_threads = 128;  ///< of a block that writes pages
+inline constexpr int write_blocks = 6;     ///< of a multiprocessor, whose registers must suffice
 inline constexpr int write_warps = write_threads / warp_size;
 
 /// Where a token lies: an entry, and the slot in its page.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(move_threads) move_kernel(const __grid_constan
   move_pages<Move>(ctx, args);
 }
 template <class Layout, class Quant>
-__global__ void __launch_bounds__(write_threads)
+__global__ void __launch_bounds__(write_threads, write_blocks)
     compact_kernel(const __grid_constant__ CompactionArgs<Layout, Quant> args) {
   DeviceContext ctx;
   compact(ctx, args);
@@ -42,7 +42,7 @@ struct StatsOf {
   KeyStatsArgs args;
 };
 template <class Layout, class Quant>
-__global__ void __launch_bounds__(write_threads)
+__global__ void __launch_bounds__(write_threads, write_blocks)
     key_stats_kernel(const __grid_constant__ StatsOf<Layout, Quant> of) {
   DeviceContext ctx;
   key_stats(ctx, of.view, of.args);

@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The kvfolia authors
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+// The host's arrays on a GPU, for one call.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kvfolia/core/error.hpp"
+
+namespace kvfolia_tests::gpu {
+
+using namespace kvfolia;
+
+struct Freed {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+using DeviceMemory = std::unique_ptr<void, Freed>;
+
+/// Copies of the host's arrays on the device, and what of them comes back.
+class Copies {
+ public:
+  /// A device's copy; the first error stays.
+  void* bring(const void* from, std::size_t bytes, bool written) {
+    void* memory = nullptr;
+    note(cudaMalloc(&memory, bytes > 0 ? bytes : 1));
+    if (memory && bytes > 0) note(cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice));
+    owned_.emplace_back(memory);
+    if (written) written_.push_back({const_cast<void*>(from), memory, bytes});
+    return memory;
+  }
+  void bring_back() {
+    for (const Written& w : written_) note(cudaMemcpy(w.host, w.device, w.bytes, cudaMemcpyDeviceToHost));
+  }
+  void note(cudaError_t error) {
+    if (error_ == cudaSuccess) error_ = error;
+  }
+  Result<> result() const {
+    if (error_ == cudaSuccess) return {};
+    return Error{Errc::device_error, cudaGetErrorString(error_), static_cast<std::int64_t>(error_)};
+  }
+
+ private:
+  struct Written {
+    void* host;
+    void* device;
+    std::size_t bytes;
+  };
+  std::vector<DeviceMemory> owned_;
+  std::vector<Written> written_;
+  cudaError_t error_ = cudaSuccess;
+};
+
+}  // namespace kvfolia_tests::gpu
