@@ -91,6 +91,47 @@ TEST_CASE("pages are copied whole, all layers and formats") {
         1.1 * moved + 3 * 3 * 3 * 8 * 8 * 32);  // the copies
 }
 
+TEST_CASE("a copied page carries its scales: attention over the copy is the same") {
+  using Layout = Gqa<64, 16>;
+  PagedCache<Layout, KeyValue<Int4Channels<16>, Int4<32>>> cache(
+      {.shape = {2, 2, dynamic}, .pages = 8, .exact_pages = 2});
+  poison(cache);
+  Random random(30);
+  Step step = cache.begin_step();
+  const SeqId id = *step.create();
+  REQUIRE(step.extend(id, 32));
+  const Batch batch = run_step(cache, std::move(step), random);
+  StoreView store;
+  store.layers = 2;
+  const std::int64_t slice = cache.store().page_bytes(0) / 2;
+  store.formats[0] = {cache.store().data(0, 0), cache.store().data(0, 1) - cache.store().data(0, 0),
+                      cache.store().page_stride(0), slice, 8};
+  const auto pages = cache.sequence(id)->pages;
+  const PageCopy copies[] = {{0, pages[0].entry.page(), PageId{7}}, {0, pages[1].entry.page(), PageId{6}}};
+  const cuda::detail::MoveArgs args{.store = store,
+                                    .copies = copies,
+                                    .pages = nullptr,
+                                    .buffer = nullptr,
+                                    .count = 2,
+                                    .format = 0,
+                                    .chunks = cuda::detail::move_chunks(slice)};
+  simt::GlobalMemory global;
+  simt::add_pages(global, cache);
+  global.add(copies, sizeof copies, "copies", false);
+  simt::launch({.grid = {2 * args.chunks, 2, 1}, .threads = cuda::detail::move_threads}, global, 2,
+               [&](simt::HostContext& ctx) { cuda::move_pages<cuda::PageMove::copy>(ctx, args); });
+  const std::int32_t table[] = {7, 6};
+  for (const int layer : {0, 1}) {
+    Attention a = Attention::make<Layout>(random, 32, 4);
+    BatchView view = batch;
+    const auto original = ref::attend(cache.view(LayerId{layer}), view, a.args, 4);
+    view.table.entries = table;
+    const auto copied = ref::attend(cache.view(LayerId{layer}), view, a.args, 4);
+    REQUIRE((original && copied));
+    CHECK(original->out == copied->out);
+  }
+}
+
 TEST_CASE("pages are gathered into a buffer and scattered from it") {
   Slices slices;
   for (const int format : {0, 1}) {
