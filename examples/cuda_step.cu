@@ -107,6 +107,7 @@ class Engine {
     for (int i = 0; i < steps; ++i) {
       Step next = cache_.begin_step();
       for (const SeqId id : sequences_) must(next.extend(id, 1));
+      must(uploads_.wait());  // for the step before: one is in flight
       const auto batch = must(uploads_.upload(next.commit(), stream_));
       new_rows(rows);
       queries_.set(random_rows(random_, queries_.count));
@@ -224,9 +225,12 @@ int main(int argc, char** argv) {
   }
   try {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    const cudaError_t asked = cudaGetDeviceCount(&devices);
+    if (asked == cudaErrorNoDevice || asked == cudaErrorInsufficientDriver ||
+        (asked == cudaSuccess && devices == 0))
       throw std::runtime_error(
           "there is no GPU: run it where there is one of compute capability 8.0 or later");
+    must(asked, "cudaGetDeviceCount");
     const Figures f = Engine().run();
     std::printf(
         json ? "{\"tokens\": %d, \"step_us\": %.1f, \"error\": %.3g, \"bytes\": %lld, \"bytes_fp16\": %lld}\n"

@@ -195,7 +195,7 @@ TEST_CASE("the host is ahead by so many batches and no more") {
   too_large(many.commit(), "batch.rows");
 }
 
-TEST_CASE("an upload that fails leaves the batch where it was, and lost events keep pages") {
+TEST_CASE("an upload that fails leaves the batch where it was, and events that fail keep pages") {
   DelayedMemory memory;
   auto cache = cache_of<DeviceCache>(config(8), memory);
   {
@@ -217,16 +217,35 @@ TEST_CASE("an upload that fails leaves the batch where it was, and lost events k
     REQUIRE(release.release(id));
     memory.record_fails = true;
     REQUIRE(uploads->upload(release.commit(), 0));
-    memory.record_fails = false;
     memory.finish();
     const auto lost = uploads->collect();
     REQUIRE(!lost);
     CHECK(lost.error().needed == 4);
     CHECK(cache.stats().retired == 2);
     CHECK(cache.verify().empty());
+    // Whoever asks later gets it recorded: then pages wait for that.
+    memory.record_fails = false;
+    REQUIRE(uploads->collect());
+    CHECK(cache.stats().retired == 2);
+    memory.finish();
+    REQUIRE(uploads->collect());
+    CHECK(cache.stats().retired == 0);
+    Step again = cache.begin_step();
+    const SeqId other = *again.create();
+    REQUIRE(again.extend(other, 5));
+    Batch moved = again.commit();
+    REQUIRE(uploads->upload(std::move(moved), 0));
+    const auto empty = uploads->upload(std::move(moved), 0);
+    REQUIRE(!empty);
+    CHECK(empty.error().subject == std::string("batch (moved from)"));
+    Step end = cache.begin_step();
+    REQUIRE(end.release(other));
+    REQUIRE(uploads->upload(end.commit(), 0));
+    CHECK(cache.stats().retired == 2);
+    REQUIRE(uploads->wait());
+    CHECK(memory.waits == 2);
+    CHECK(cache.stats().retired == 0);
   }
-  // Whoever ends the uploads has waited.
-  CHECK(cache.stats().retired == 0);
   DelayedMemory none;
   none.memory_fails = true;
   CHECK(!Uploads<DelayedMemory>::make(limits, none, 0));

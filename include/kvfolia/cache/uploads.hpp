@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -86,7 +85,9 @@ class UploadedBatch {
 
 /// Memory for some batches, on the host and on the device, that is used again and again: upload() and
 /// collect() neither allocate nor wait. Used by the thread that writes to the cache; outlives its batches,
-/// and ends before the resource. Move-only while no batch is uploaded.
+/// and ends before the resource. Move-only while no batch is uploaded. Not to be used, and no batch
+/// destroyed, while the stream is being captured: copies and events are for every launch of a graph, not in
+/// it.
 template <MemoryResource R>
 class Uploads {
  public:
@@ -123,11 +124,11 @@ class Uploads {
         bytes_(other.bytes_),
         slots_(std::exchange(other.slots_, {})) {}
   Uploads& operator=(Uploads&&) = delete;
-  /// Waits for the batches that are in flight.
+  /// Waits as wait() does.
   ~Uploads() {
+    static_cast<void>(wait());
     for (Slot& slot : slots_) {
       KVF_ASSERT(slot.state != State::uploaded);
-      if (slot.state == State::in_flight) static_cast<void>(resource_->wait(slot.event));
       if (slot.has_event) resource_->destroy_event(slot.event);
       if (slot.memory) resource_->deallocate(slot.memory, bytes_, stream_);
       if (slot.staging) resource_->deallocate_staging(slot.staging, bytes_);
@@ -152,18 +153,17 @@ class Uploads {
     return UploadedBatch<R>(*this, static_cast<std::size_t>(slot - slots_.begin()));
   }
 
-  /// Ends the batches that the device is done with: their pages become free. upload() does this, too.
+  /// Ends the batches that the device is done with: their pages become free. upload() does this, too. An
+  /// error is the resource's; the batches that it is about keep their pages until a later call succeeds.
   Result<> collect() {
-    for (Slot& slot : slots_) {
-      if (slot.state != State::in_flight) continue;
-      if (slot.error) return *slot.error;
-      const auto passed = resource_->has_passed(slot.event);
-      if (!passed) return passed.error();
-      if (!*passed) continue;
-      slot.batch = {};
-      slot.state = State::free;
-    }
-    return {};
+    return each_in_flight([this](Slot& slot) { return resource_->has_passed(slot.event); });
+  }
+  /// The same, having waited for all batches that have been destroyed.
+  Result<> wait() {
+    return each_in_flight([this](Slot& slot) -> Result<bool> {
+      if (auto ok = resource_->wait(slot.event); !ok) return ok.error();
+      return true;
+    });
   }
 
  private:
@@ -178,7 +178,7 @@ class Uploads {
     State state = State::free;
     Stream stream{};
     Batch batch{};
-    std::optional<Error> error{};  ///< of its event: its pages are not known to be free, ever
+    bool is_recorded = false;
   };
   /// Bytes in front of the arrays. What varies most comes last: a copy ends where that does.
   struct Offsets {
@@ -205,6 +205,7 @@ class Uploads {
 
   Result<> check(const Batch& batch) const {
     const BatchView view = batch;
+    if (!view.query_indptr || !view.table.indptr) return detail::bad_argument("batch (moved from)");
     const auto check = [](const char* subject, std::int64_t is, std::int64_t most) {
       return is <= most ? Result<>() : detail::bad_argument(subject, is, most);
     };
@@ -267,7 +268,30 @@ class Uploads {
   void release(std::size_t index) noexcept {
     Slot& slot = slots_[index];
     slot.state = State::in_flight;
-    if (auto ok = resource_->record(slot.event, slot.stream); !ok) slot.error = ok.error();
+    slot.is_recorded = resource_->record(slot.event, slot.stream).has_value();
+  }
+
+  /// Ends those of which is_done(slot); the first error of any.
+  template <class IsDone>
+  Result<> each_in_flight(const IsDone& is_done) {
+    Result<> first;
+    for (Slot& slot : slots_) {
+      if (slot.state != State::in_flight) continue;
+      const Result<bool> done = [&]() -> Result<bool> {
+        if (!slot.is_recorded) {  // which failed when the batch was destroyed: later is as good
+          if (auto ok = resource_->record(slot.event, slot.stream); !ok) return ok.error();
+          slot.is_recorded = true;
+        }
+        return is_done(slot);
+      }();
+      if (!done) {
+        if (first) first = done.error();
+      } else if (*done) {
+        slot.batch = {};
+        slot.state = State::free;
+      }
+    }
+    return first;
   }
 
   UploadLimits limits_;

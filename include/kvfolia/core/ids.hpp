@@ -57,7 +57,7 @@ struct PageCopy {
 /// A page whose slots come from a page of another format, all its layers: slots [0, kept) from `from`,
 /// the next new_tokens ones from the batch's tokens from first_token on. Sealing fills a coded page;
 /// opening a coded page for more tokens fills a part of an exact one; demoting keeps all slots. No page
-/// is `to` of two recodes of a batch, or `to` of one and `from` of another.
+/// is `to` of two recodes of a batch, or `to` of one and `from` of another. One whose `to` is absent is none.
 struct PageRecode {
   TableEntry from;  ///< absent where nothing is kept
   TableEntry to;

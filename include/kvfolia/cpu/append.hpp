@@ -62,6 +62,7 @@ Result<> check_recodes(const PagedView<Layout, Quant>& view, const BatchView& ba
   std::int32_t next_token = 0;
   for (std::int32_t i = 0; i < batch.recode_count; ++i) {
     const PageRecode& job = batch.recodes[i];
+    if (job.to.absent()) continue;
     if (auto ok = check_entry(view, job.to, "batch.recodes.to (format)", "batch.recodes.to (page)"); !ok)
       return ok;
     if (job.kept != 0)
@@ -224,6 +225,7 @@ void recode_plane(const Q& quant, const Exact& exact, const ToTile& to, const Pa
 template <class Layout, class Quant>
 void recode(const PagedView<Layout, Quant>& view, const AppendArgs& args, const PageRecode& job, int head) {
   using Exact = typename Quant::Exact;
+  if (job.to.absent()) return;
   visit_format(view, job.to, [&](const auto& to) {
     recode_plane<Layout::key_dim>(key_side(to), KeySide<Exact>{}, view.key_tile(job.to, head), job,
                                   NewRows{args.keys, args.rope}, head, [&](int slot, float* row) {

@@ -51,7 +51,7 @@ Result<> launch_write(const WriteArgs<Layout, Quant>& args, int blocks, cudaStre
 /// the order of `stream`; the bytes are those that cpu::append writes, but for the payload of a NaN. All that
 /// `view`, `batch` and `args` point to is the device's; `config` has what the host must know of it. The
 /// batch's copies must have been carried out. Allocates nothing, does not synchronise, throws nothing and can
-/// be captured in a graph; launches nothing when it returns an error. Slots and recodes are trusted (checked
+/// be captured in a graph; launches nothing when an argument is refused. Slots and recodes are trusted (checked
 /// in KVF_CHECKED builds, as is that values are finite: then the kernel traps).
 template <class Layout, class Quant>
 Result<> append(const PagedView<Layout, Quant>& view, const BatchView& batch, const AppendArgs& args,

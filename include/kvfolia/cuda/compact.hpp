@@ -25,6 +25,7 @@ namespace kvfolia::inline KVF_ABI::cuda {
 /// Who stays. Bit i % 32 of keep[row][head][i / 32] is the i-th slot's of the row's table; where heads share
 /// a table, keep's head stride is 0, too. Afterwards the first `kept` slots of a table are in use, its other
 /// pages are not.
+/// No two tables may share a page: what one moves the other would read.
 struct CompactArgs {
   const std::uint32_t* keep = nullptr;
   std::int64_t keep_row_stride = 0;   ///< words
@@ -91,6 +92,9 @@ Result<> check_compact(const PagedView<Layout, Quant>& view, const BatchView& ba
   if (batch.rows == 0) return {};
   if (auto ok = kvfolia::detail::validate_arrays(batch); !ok) return ok;
   if (!args.keep) return bad_argument("args.keep");
+  if (!batch.table.entries) return bad_argument("batch.table.entries");
+  if (!batch.table.indptr && batch.rows > 1 && batch.table.row_stride <= 0)
+    return bad_argument("batch.table.row_stride", batch.table.row_stride, 1);
   if (batch.table.head_stride == 0 && args.keep_head_stride != 0)
     return bad_argument("args.keep_head_stride (heads share a table)", args.keep_head_stride);
   if (batch.slot_pos && !args.positions) return bad_argument("args.positions (slots have positions)");
@@ -198,6 +202,7 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
     if (moves && all.args.positions && is_first)
       ctx.store(all.args.positions + (table.first_entry + to / size) * size + to % size, position);
     const TableEntry entry{ctx.load(batch.table.entries + table.first_entry)};
+    KVF_ASSERT(!entry.absent());
     KVF_NO_UNROLL
     for (int plane = 0; plane < 4; ++plane) {
       const RowsOf rows = rows_of(view, entry, plane);

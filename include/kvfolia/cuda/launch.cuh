@@ -15,6 +15,7 @@ namespace kvfolia::inline KVF_ABI::cuda::detail {
 
 inline Result<> launched(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());  // it has been told: the engine's next call is not to meet it
   return Error{Errc::device_error, what, static_cast<std::int64_t>(error)};
 }
 

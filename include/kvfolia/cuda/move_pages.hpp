@@ -90,11 +90,15 @@ KVF_HD void move_pages(Ctx& ctx, const detail::MoveArgs& args) {
   std::byte* to;
   std::int64_t bytes;
   if constexpr (Move == PageMove::copy) {
-    const int format = ctx.load(&args.copies[index].format);
+    static_assert(sizeof(PageCopy) == 3 * sizeof(std::int32_t));
+    std::int32_t field = 0;
+    if (ctx.lane() < 3)
+      field = ctx.load(reinterpret_cast<const std::int32_t*>(args.copies + index) + ctx.lane());
+    const int format = ctx.shfl(field, 0);
     if (format < 0) return;
     const PageSlices& slices = args.store.formats[format];
-    from = slices.slice(layer, PageId{ctx.load(&args.copies[index].from.value)});
-    to = slices.slice(layer, PageId{ctx.load(&args.copies[index].to.value)});
+    from = slices.slice(layer, PageId{ctx.shfl(field, 1)});
+    to = slices.slice(layer, PageId{ctx.shfl(field, 2)});
     bytes = slices.slice_bytes;
   } else {
     const PageSlices& slices = args.store.formats[args.format];

@@ -71,6 +71,8 @@ struct ChannelCells {
 /// What a tile in pages has a reference for.
 template <class Ctx, class T>
 class StagedCell {
+  static_assert(sizeof(T) <= 4, "rows are placed word by word: no code or parameter may be wider");
+
  public:
   KVF_INLINE KVF_HD StagedCell(Ctx& ctx, SharedOffset at) : ctx_(ctx), at_(at) {}
   KVF_INLINE KVF_HD void operator=(T value) const { ctx_.store_shared(at_, value); }
