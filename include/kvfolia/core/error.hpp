@@ -133,7 +133,7 @@ namespace detail {
 #endif
 }
 
-inline void require(bool condition, const char* message) {
+KVF_INLINE void require(bool condition, const char* message) {
   if (!condition) contract_failed(message);
 }
 
