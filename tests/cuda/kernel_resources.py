@@ -34,14 +34,14 @@ Case = collections.namedtuple("Case", "layout quant code_bytes param_bytes most_
 CASES = [
     Case("Gqa<128>", "Identity<fp16>", 512, 0, 0.15, MOST_BYTES, ["sm_80", "sm_90a"]),
     Case("Gqa<128>", "Int8", 256, 4, 0.40, MOST_BYTES, ["sm_80", "sm_90a", "sm_100"]),
-    Case("Gqa<128>", "Int4<0>", 128, 8, 0.65, MOST_BYTES, ["sm_90a", "sm_100"]),
+    Case("Gqa<128>", "Int4<0>", 128, 8, 0.65, MOST_BYTES, ["sm_90a"]),
     Case("Gqa<128>", "Int4<32>", 128, 32, None, MOST_BYTES, ["sm_90a"]),
-    Case("Gqa<128>", "KeyValue<Int4Channels<32>, Int4<0>>", 128, 4 + 512 / 32, None, MOST_BYTES, ["sm_80", "sm_90a"]),
+    Case("Gqa<128>", "KeyValue<Int4Channels<32>, Int4<0>>", 128, 4 + 512 / 32, None, MOST_BYTES, ["sm_90a"]),
     # Three whose attention alone comes close to the limit: bench/README.md has what they take.
     Case("Gqa<128>", "Rotated<Compact4Channels<32>>", 128, 8.25, None, None, ["sm_90a"]),
     Case("Gqa<128>", "Nvfp4", 128, 16, None, None, ["sm_90a"]),
     Case("Gqa<128>", "Mixed<Int8, Int4<0>>", 256, 4, None, None, ["sm_90a"]),
-    Case("Gqa<256>", "Identity<bf16>", 1024, 0, None, MOST_BYTES, ["sm_80", "sm_90a"]),
+    Case("Gqa<256>", "Identity<bf16>", 1024, 0, None, MOST_BYTES, ["sm_90a"]),
 ]
 # An H200: bytes a second that decoding may hope for, and instructions that its schedulers issue.
 BANDWIDTH = 4.0e12

@@ -100,7 +100,7 @@ template <class Layout, class Quant, class Evict = KeepAll>
 void random_runs(CacheConfig config, Evict evict = {}) {
   for (std::uint64_t seed = 1; seed <= 2; ++seed) {
     INFO("seed " << seed);
-    RandomRun<OnDevice<Layout, Quant, Evict>>(config, evict, seed).run(40);
+    RandomRun<OnDevice<Layout, Quant, Evict>>(config, evict, seed).run(25);
   }
 }
 
