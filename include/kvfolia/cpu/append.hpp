@@ -138,10 +138,14 @@ struct NewRows {
 
   void load(std::int64_t token, int head, int dims, float* to) const {
     load_row(rows, token, head, dims, to);
-    if (!rope.cos_sin) return;
+    if (rope.cos_sin) turn(rope, token, to + rope.first_dim);
+  }
+
+ private:
+  /// Not inlined: the loops that load rows would become several times as long.
+  [[gnu::noinline]] static void turn(const Rope& rope, std::int64_t token, float* first) {
     const int pairs = rope.dims / 2;
     const float* cosines = rope.cos_sin + std::int64_t{rope.positions[token]} * rope.dims;
-    float* first = to + rope.first_dim;
     for (int i = 0; i < pairs; ++i) {
       float& x = first[rope.interleaved ? 2 * i : i];
       float& y = first[rope.interleaved ? 2 * i + 1 : pairs + i];
@@ -156,29 +160,30 @@ struct NewRows {
 template <int Dims, class Q, class Order>
 void append_run(const Q& quant, const Tile<Order, std::byte>& to, int slot, const NewRows& from,
                 std::int64_t token, int head, int count) {
-  const ConstTensor& rows = from.rows;
   if constexpr (Q::seal_tokens == 1 && encodes_rows<Q> && arranges<Order, Q::code_bits>) {
-    const auto encode = [&](const auto* first, std::int64_t stride) {
-      if constexpr (std::is_same_v<Order, SlotMajor>) {
-        encode_rows<Dims>(quant, to, slot, first, stride, count);
-      } else {
-        // Parameters go where they belong, codes through a tile of their own.
-        constexpr int bytes = code_bytes<Q>(Dims);
-        alignas(64) std::byte codes[run_tokens * bytes];
-        const Tile<SlotMajor, std::byte> staged{
-            codes, to.params + slot * to.param_stride, Dims, run_tokens, bytes, to.param_stride};
-        encode_rows<Dims>(quant, staged, 0, first, stride, count);
-        arrange<Q::code_bits, bytes>(Order{}, codes, to.codes, slot, count, to.page_tokens);
-      }
-    };
-    if (from.rope.cos_sin) {
-      float turned[run_tokens * Dims];
-      for (int t = 0; t < count; ++t) from.load(token + t, head, Dims, turned + t * Dims);
-      return encode(turned, Dims);
+    // Rows that are turned come one by one, by way of this one.
+    const bool turns = from.rope.cos_sin != nullptr;
+    const int tokens = turns ? 1 : count;
+    float turned[Dims];
+    for (int t = 0; t < count; t += tokens) {
+      if (turns) from.load(token + t, head, Dims, turned);
+      const ConstTensor rows = turns ? ConstTensor(turned, Dims, 0) : from.rows;
+      visit_dtype(rows.type, [&](auto element) {
+        const auto* first =
+            static_cast<const decltype(element)*>(rows.data) + (turns ? 0 : rows.offset(token, head));
+        if constexpr (std::is_same_v<Order, SlotMajor>) {
+          encode_rows<Dims>(quant, to, slot + t, first, rows.token_stride, tokens);
+        } else {
+          // Parameters go where they belong, codes through a tile of their own.
+          constexpr int bytes = code_bytes<Q>(Dims);
+          alignas(64) std::byte codes[run_tokens * bytes];
+          const Tile<SlotMajor, std::byte> staged{
+              codes, to.params + (slot + t) * to.param_stride, Dims, run_tokens, bytes, to.param_stride};
+          encode_rows<Dims>(quant, staged, 0, first, rows.token_stride, tokens);
+          arrange<Q::code_bits, bytes>(Order{}, codes, to.codes, slot + t, tokens, to.page_tokens);
+        }
+      });
     }
-    visit_dtype(rows.type, [&](auto element) {
-      encode(static_cast<const decltype(element)*>(rows.data) + rows.offset(token, head), rows.token_stride);
-    });
   } else if constexpr (Q::seal_tokens == 1) {
     float row[Dims];
     for (int t = 0; t < count; ++t) {
