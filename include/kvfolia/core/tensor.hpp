@@ -46,7 +46,7 @@ struct ConstTensor {
 
   ConstTensor() = default;
   template <class T>
-  requires is_element<T> ConstTensor(const T* d, std::int64_t token, std::int64_t head)
+  requires is_element<T> KVF_INLINE ConstTensor(const T* d, std::int64_t token, std::int64_t head)
       : data(d), type(dtype_of<T>), token_stride(token), head_stride(head) {}
 
   KVF_HD std::int64_t offset(std::int64_t token, int head) const {
