@@ -31,31 +31,6 @@ constexpr int dims = 128, kv_heads = 8, page_tokens = 64;
 using Layout = Gqa<dims, page_tokens>;
 using Store = ResourceStore<cuda::DeviceMemory>;
 
-double copies_per_second = 0.0;
-
-/// So many launches between two events that the GPU does not wait for the host.
-template <class Launch>
-void measure(benchmark::State& state, double bytes, const Launch& launch) {
-  constexpr int launches = 50;
-  const Events events;
-  std::int64_t i = 0;
-  if (!launch(i) || cudaDeviceSynchronize() != cudaSuccess) {
-    state.SkipWithError("could not be launched");
-    return;
-  }
-  for (auto _ : state) {
-    const double seconds = events.seconds([&] {
-      for (int n = 0; n < launches; ++n)
-        if (!launch(++i)) std::exit(1);
-    });
-    state.SetIterationTime(seconds / launches);
-  }
-  state.counters["bytes"] = bytes;
-  const double all = bytes * static_cast<double>(state.iterations());
-  state.counters["GB/s"] = benchmark::Counter(all * 1e-9, benchmark::Counter::kIsRate);
-  state.counters["of_copy"] = benchmark::Counter(all / copies_per_second, benchmark::Counter::kIsRate);
-}
-
 /// state.range(0) sequences get state.range(1) tokens each, every time other pages'.
 template <class Quant>
 void append(benchmark::State& state) {

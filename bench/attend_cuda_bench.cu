@@ -121,32 +121,14 @@ CudaDecode our_decode(const Pages<Quant>& pages) {
   };
 }
 
-double copies_per_second = 0.0;
-
 template <class Quant, class Make>
 void run(benchmark::State& state, const Make& make) {
   const int page_tokens = std::max(16, kvfolia::detail::largest_block<Quant>);
   const Pages<Quant> pages(static_cast<int>(state.range(0)), static_cast<int>(state.range(1)),
                            static_cast<int>(state.range(2)), page_tokens);
   const CudaDecode decode = make(pages);
-  const Events events;
-  std::int64_t i = 0;
-  if (decode(pages.table(i), nullptr) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) {
-    state.SkipWithError("could not be launched");
-    return;
-  }
-  // Many launches between two events: the GPU is not to wait for the host.
-  constexpr int launches = 50;
-  for (auto _ : state) {
-    const double seconds = events.seconds([&] {
-      for (int n = 0; n < launches; ++n) check(decode(pages.table(++i), nullptr));
-    });
-    state.SetIterationTime(seconds / launches);
-  }
-  const double bytes = pages.bytes() * static_cast<double>(state.iterations());
-  state.counters["bytes"] = pages.bytes();
-  state.counters["GB/s"] = benchmark::Counter(bytes * 1e-9, benchmark::Counter::kIsRate);
-  state.counters["of_copy"] = benchmark::Counter(bytes / copies_per_second, benchmark::Counter::kIsRate);
+  measure(state, pages.bytes(),
+          [&](std::int64_t i) { return decode(pages.table(i), nullptr) == cudaSuccess; });
 }
 
 template <class Quant>

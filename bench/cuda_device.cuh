@@ -3,10 +3,12 @@
 #pragma once
 // What benchmarks on a GPU have in common: its memory, its clock, and what a copy gets out of it.
 
+#include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -72,4 +74,31 @@ inline double copy_bandwidth() {
     best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
   }
   return best;
+}
+
+/// What copy_bandwidth() gave.
+inline double copies_per_second = 0.0;
+
+/// Measures launch(i), which says whether it could be done: so many launches between two events that the GPU does not
+/// wait for the host.
+template <class Launch>
+void measure(benchmark::State& state, double bytes, const Launch& launch) {
+  constexpr int launches = 50;
+  const Events events;
+  std::int64_t i = 0;
+  if (!launch(i) || cudaDeviceSynchronize() != cudaSuccess) {
+    state.SkipWithError("could not be launched");
+    return;
+  }
+  for (auto _ : state) {
+    const double seconds = events.seconds([&] {
+      for (int n = 0; n < launches; ++n)
+        if (!launch(++i)) std::exit(1);
+    });
+    state.SetIterationTime(seconds / launches);
+  }
+  state.counters["bytes"] = bytes;
+  const double all = bytes * static_cast<double>(state.iterations());
+  state.counters["GB/s"] = benchmark::Counter(all * 1e-9, benchmark::Counter::kIsRate);
+  state.counters["of_copy"] = benchmark::Counter(all / copies_per_second, benchmark::Counter::kIsRate);
 }
