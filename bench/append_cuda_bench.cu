@@ -101,25 +101,17 @@ void add(const char* name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::puts("there is no GPU");
-    return 77;
-  }
-  copies_per_second = copy_bandwidth();
-  std::printf("a copy reads and writes %.0f GB/s\n", copies_per_second * 1e-9);
-  add<Identity<fp16>>("fp16");
-  add<Int8>("int8");
-  add<Int4<0>>("int4");
-  add<KeyValue<Int4Channels<32>, Int4<32>>>("kivi4");
-  add<Rotated<Compact4Channels<32>>>("compact4+rotated");
-  add<Nvfp4>("nvfp4");
-  benchmark::RegisterBenchmark("copy_pages", copy)
-      ->Arg(4)
-      ->Arg(64)
-      ->UseManualTime()
-      ->Unit(benchmark::kMicrosecond);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
+  return run_benchmarks(argc, argv, [] {
+    add<Identity<fp16>>("fp16");
+    add<Int8>("int8");
+    add<Int4<0>>("int4");
+    add<KeyValue<Int4Channels<32>, Int4<32>>>("kivi4");
+    add<Rotated<Compact4Channels<32>>>("compact4+rotated");
+    add<Nvfp4>("nvfp4");
+    benchmark::RegisterBenchmark("copy_pages", copy)
+        ->Arg(4)
+        ->Arg(64)
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
+  });
 }

@@ -150,20 +150,12 @@ void add(const char* pages) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::puts("there is no GPU");
-    return 77;
-  }
-  copies_per_second = copy_bandwidth();
-  std::printf("a copy reads and writes %.0f GB/s\n", copies_per_second * 1e-9);
-  add<Identity<fp16>>("fp16");
-  add<Int8>("int8");
-  add<Int4<0>>("int4");
-  add<Int4<32>>("int4-g32");
-  add<Kivi>("kivi4");
-  add<Nvfp4>("nvfp4");
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
+  return run_benchmarks(argc, argv, [] {
+    add<Identity<fp16>>("fp16");
+    add<Int8>("int8");
+    add<Int4<0>>("int4");
+    add<Int4<32>>("int4-g32");
+    add<Kivi>("kivi4");
+    add<Nvfp4>("nvfp4");
+  });
 }

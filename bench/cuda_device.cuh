@@ -102,3 +102,20 @@ void measure(benchmark::State& state, double bytes, const Launch& launch) {
   state.counters["GB/s"] = benchmark::Counter(all * 1e-9, benchmark::Counter::kIsRate);
   state.counters["of_copy"] = benchmark::Counter(all / copies_per_second, benchmark::Counter::kIsRate);
 }
+
+/// What these programs do: add_all() registers. 77 where there is no GPU.
+template <class AddAll>
+int run_benchmarks(int argc, char** argv, const AddAll& add_all) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("there is no GPU");
+    return 77;
+  }
+  copies_per_second = copy_bandwidth();
+  std::printf("a copy reads and writes %.0f GB/s\n", copies_per_second * 1e-9);
+  add_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

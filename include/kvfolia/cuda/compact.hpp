@@ -24,8 +24,7 @@ namespace kvfolia::inline KVF_ABI::cuda {
 
 /// Who stays. Bit i % 32 of keep[row][head][i / 32] is the i-th slot's of the row's table; where heads share
 /// a table, keep's head stride is 0, too. Afterwards the first `kept` slots of a table are in use, its other
-/// pages are not.
-/// No two tables may share a page: what one moves the other would read.
+/// pages are not. No two tables may share a page: what one moves the other would read.
 struct CompactArgs {
   const std::uint32_t* keep = nullptr;
   std::int64_t keep_row_stride = 0;   ///< words
@@ -54,11 +53,6 @@ struct CompactionArgs {
 
 /// What rows of so many bytes are moved in.
 KVF_INLINE KVF_HD constexpr int move_unit(int bytes) { return bytes % 4 == 0 ? 4 : 1; }
-/// Of a token, in one plane.
-template <class Q>
-KVF_INLINE KVF_HD constexpr int row_params(int dims) {
-  return static_cast<int>(Q::param_bytes(dims, 1));
-}
 
 template <int Format, class Layout, class Quant>
 Result<> check_rows(const PagedView<Layout, Quant>& view) {
@@ -70,10 +64,10 @@ Result<> check_rows(const PagedView<Layout, Quant>& view) {
       return bytes == 0 || kvfolia::detail::is_aligned(plane, move_unit(bytes));
     };
     const bool keys = fits(format.keys, code_bytes<Key>(Layout::key_dim)) &&
-                      fits(format.key_params, row_params<Key>(Layout::key_dim));
+                      fits(format.key_params, token_param_bytes<Key>(Layout::key_dim));
     const bool values =
         Layout::shares_key_value || (fits(format.values, code_bytes<Value>(Layout::value_dim)) &&
-                                     fits(format.value_params, row_params<Value>(Layout::value_dim)));
+                                     fits(format.value_params, token_param_bytes<Value>(Layout::value_dim)));
     if (format.pages > 0 && !(keys && values))
       return kvfolia::detail::bad_argument("view.formats (alignment)");
     return check_rows<Format + 1>(view);
@@ -146,9 +140,10 @@ KVF_INLINE KVF_HD RowsOf rows_of(const PagedView<Layout, Quant>& view, TableEntr
     constexpr bool has_values = !Layout::shares_key_value;
     switch (plane) {
       case 0: rows = {&format.keys, code_bytes<KeySide<Q>>(Layout::key_dim)}; break;
-      case 1: rows = {&format.key_params, row_params<KeySide<Q>>(Layout::key_dim)}; break;
+      case 1: rows = {&format.key_params, token_param_bytes<KeySide<Q>>(Layout::key_dim)}; break;
       case 2: rows = {&format.values, has_values ? code_bytes<ValueSide<Q>>(Layout::value_dim) : 0}; break;
-      default: rows = {&format.value_params, has_values ? row_params<ValueSide<Q>>(Layout::value_dim) : 0};
+      default:
+        rows = {&format.value_params, has_values ? token_param_bytes<ValueSide<Q>>(Layout::value_dim) : 0};
     }
   });
   return rows;

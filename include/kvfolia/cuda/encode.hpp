@@ -81,8 +81,7 @@ struct EncodeShape {
                                    kvfolia::detail::kind_bits(kvfolia::detail::code_kind<Q>) >= 16 &&
                                    kvfolia::detail::code_kind<Q> != kvfolia::detail::CodeKind::other;
   static constexpr int rows = is_block ? Q::seal_tokens : dims > 256 ? 16 : 32;
-  static constexpr int param_bytes =
-      is_centered<Q> ? token_param_bytes<typename CoderOf<Q>::type>(dims) : token_param_bytes<Q>(dims);
+  static constexpr int param_bytes = token_param_bytes<typename CoderOf<Q>::type>(dims);
   using Values = ValueRows<dims>;
   using Codes = ByteRows<code_bytes<Q>(dims)>;
   using Params = ByteRows<param_bytes == 0 ? 4 : param_bytes>;

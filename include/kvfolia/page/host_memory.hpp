@@ -14,6 +14,7 @@
 #include "kvfolia/core/memory_resource.hpp"
 #include "kvfolia/core/store_view.hpp"
 #include "kvfolia/page/resource_store.hpp"
+#include "kvfolia/page/store_spec.hpp"
 
 namespace kvfolia::inline KVF_ABI {
 
@@ -36,13 +37,8 @@ class HostMemory {
     return {};
   }
   Result<> copy_pages(const StoreView& store, const PageCopy* copies, std::int32_t count, Stream) noexcept {
-    for (std::int32_t i = 0; i < count; ++i) {
-      if (copies[i].format < 0) continue;
-      const PageSlices& f = store.formats[copies[i].format];
-      for (int layer = 0; layer < store.layers; ++layer)
-        std::memcpy(f.slice(layer, copies[i].to), f.slice(layer, copies[i].from),
-                    static_cast<std::size_t>(f.slice_bytes));
-    }
+    for (std::int32_t i = 0; i < count; ++i)
+      if (copies[i].format >= 0) detail::copy_page(store, copies[i]);
     return {};
   }
 

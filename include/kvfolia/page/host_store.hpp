@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -64,10 +63,7 @@ class HostStore {
   template <class Executor>
   void copy(std::span<const PageCopy> copies, Executor&& exec) noexcept {
     exec.parallel_for(static_cast<std::int64_t>(copies.size()), [&](std::int64_t i, int) {
-      const PageCopy& c = copies[static_cast<std::size_t>(i)];
-      const PageSlices& f = view_.formats[c.format];
-      for (int layer = 0; layer < view_.layers; ++layer)
-        std::memcpy(f.slice(layer, c.to), f.slice(layer, c.from), static_cast<std::size_t>(f.slice_bytes));
+      detail::copy_page(view_, copies[static_cast<std::size_t>(i)]);
     });
   }
 

@@ -3,7 +3,9 @@
 #pragma once
 // What a store has to hold, and where pages lie in it.
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -63,6 +65,13 @@ namespace detail {
 inline std::int64_t store_bytes(const StoreView& view, int format) {
   const PageSlices& f = view.formats[format];
   return f.slice_bytes * f.pages * view.layers;
+}
+
+/// All layers of a page, in the host's memory.
+inline void copy_page(const StoreView& view, const PageCopy& copy) {
+  const PageSlices& f = view.formats[copy.format];
+  for (int layer = 0; layer < view.layers; ++layer)
+    std::memcpy(f.slice(layer, copy.to), f.slice(layer, copy.from), static_cast<std::size_t>(f.slice_bytes));
 }
 
 }  // namespace detail
