@@ -101,6 +101,7 @@ TEST_CASE("a batch comes to the device in one copy, as it is") {
   REQUIRE(uploaded);
   CHECK(memory.uploads == 2);
   CHECK(memory.allocations == set_up);
+  memory.finish();
   const BatchView view = *uploaded;
   CHECK((uploaded->rows() == 2 && view.rows == 2));
   CHECK(uploaded->tokens() == 4);
@@ -195,6 +196,41 @@ TEST_CASE("the host is ahead by so many batches and no more") {
   too_large(many.commit(), "batch.rows");
 }
 
+TEST_CASE("a batch that the device has not read yet is not written over") {
+  DelayedMemory memory;
+  auto cache = cache_of<DeviceCache>(config(16), memory);
+  auto uploads = Uploads<DelayedMemory>::make(limits, memory, 0);
+  REQUIRE(uploads);
+  Step create = cache.begin_step();
+  const SeqId id = *create.create();
+  create.commit();
+  std::vector<std::int64_t> slots;  // of a token a batch
+  std::vector<const std::int64_t*> arrays;
+  int refused = 0;
+  for (int i = 0; i < 8; ++i) {
+    Step step = cache.begin_step();
+    REQUIRE(step.extend(id, 1));
+    Batch batch = step.commit();
+    const std::int64_t slot = BatchView(batch).slots[0];
+    while (true) {
+      const auto uploaded = uploads->upload(std::move(batch), 0);
+      if (uploaded) {
+        arrays.push_back(BatchView(*uploaded).slots);
+        break;
+      }
+      // The device has come as far as the oldest batch, and has its arrays.
+      memory.advance();
+      ++refused;
+      CHECK(*arrays[arrays.size() - 2] == slots[slots.size() - 2]);
+    }
+    slots.push_back(slot);
+  }
+  CHECK(refused == 8 - limits.in_flight);
+  memory.finish();
+  for (const std::size_t i : {6u, 7u}) CHECK(*arrays[i] == slots[i]);
+  CHECK(memory.waits == 0);
+}
+
 TEST_CASE("an upload that fails leaves the batch where it was, and events that fail keep pages") {
   DelayedMemory memory;
   auto cache = cache_of<DeviceCache>(config(8), memory);
@@ -262,6 +298,7 @@ TEST_CASE("recodes of sealed pages come to the device") {
   REQUIRE(step.extend(*step.create(), 9));
   const auto uploaded = uploads->upload(step.commit(), 0);
   REQUIRE(uploaded);
+  memory.finish();
   const BatchView view = *uploaded, host = uploaded->batch();
   REQUIRE(view.recode_count == 2);
   CHECK(list(view.recodes, 2) == list(host.recodes, 2));

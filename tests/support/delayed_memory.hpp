@@ -1,13 +1,14 @@
 // SPDX-FileCopyrightText: The kvfolia authors
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
-// The host's memory as a device's whose work takes time: events pass when a test says so, calls are counted,
-// and the next one of a kind can be made to fail.
+// The host's memory as a device's whose work takes time: copies are made and events pass, in order, when a
+// test says so; calls are counted, and the next one of a kind can be made to fail.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
+#include <deque>
+#include <functional>
 #include <vector>
 
 #include "kvfolia/page/host_memory.hpp"
@@ -35,44 +36,54 @@ class DelayedMemory {
   Result<> upload(void* to, const void* from, std::size_t bytes, Stream) noexcept {
     if (upload_fails) return Error{Errc::device_error, "upload", 3};
     ++uploads;
-    std::memcpy(to, from, bytes);
+    queue_.push_back([=] { std::memcpy(to, from, bytes); });
     return {};
   }
   Result<> copy_pages(const StoreView& store, const PageCopy* copies, std::int32_t count, Stream) noexcept {
-    return host_.copy_pages(store, copies, count, {});
+    queue_.push_back([=, this] { static_cast<void>(host_.copy_pages(store, copies, count, {})); });
+    return {};
   }
 
   Result<Event> create_event() {
-    recorded_.push_back(-1);
-    return static_cast<Event>(recorded_.size() - 1);
+    pending_.push_back(0);
+    return static_cast<Event>(pending_.size() - 1);
   }
   void destroy_event(Event) noexcept {}
   Result<> record(Event event, Stream) noexcept {
     if (record_fails) return Error{Errc::device_error, "record", 4};
-    recorded_[static_cast<std::size_t>(event)] = ++now_;
+    ++pending(event);
+    queue_.push_back([this, event] { --pending(event), ++passed_; });
     return {};
   }
-  Result<bool> has_passed(Event event) noexcept {
-    return recorded_[static_cast<std::size_t>(event)] <= passed_;
-  }
+  Result<bool> has_passed(Event event) noexcept { return pending(event) == 0; }
   Result<> wait(Event event) noexcept {
     ++waits;
-    if (passed_ < recorded_[static_cast<std::size_t>(event)])
-      passed_ = recorded_[static_cast<std::size_t>(event)];
+    while (pending(event) > 0) work();
     return {};
   }
 
-  /// The device gets to one more event, or to all.
-  void advance() { passed_ += passed_ < now_ ? 1 : 0; }
-  void finish() { passed_ = now_; }
+  /// The device gets to one more event, or to its work's end.
+  void advance() {
+    for (const int before = passed_; passed_ == before && !queue_.empty();) work();
+  }
+  void finish() {
+    while (!queue_.empty()) work();
+  }
 
   int allocations = 0, allocated = 0, uploads = 0, waits = 0;
   bool memory_fails = false, upload_fails = false, record_fails = false;
 
  private:
+  int& pending(Event event) { return pending_[static_cast<std::size_t>(event)]; }
+  void work() {
+    const auto next = queue_.front();
+    queue_.pop_front();
+    next();
+  }
+
   HostMemory host_;
-  std::vector<int> recorded_;
-  int now_ = 0;
+  std::deque<std::function<void()>> queue_;
+  std::vector<int> pending_;  ///< of each event, how often it is in the queue
   int passed_ = 0;
 };
 static_assert(MemoryResource<DelayedMemory>);
