@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "kvfolia/cuda/context.hpp"
@@ -17,6 +18,7 @@ namespace kvfolia_tests::simt {
 struct Traffic {
   std::uint64_t requests = 0;  ///< a warp's, together
   std::uint64_t sectors = 0;   ///< of 32 bytes, that they touch
+  std::uint64_t distinct = 0;  ///< the same, but each only once a block: what comes from behind a cache
   std::uint64_t bytes = 0;     ///< asked for, each once a request
 
   /// Sectors over the fewest that as many bytes could lie in.
@@ -83,17 +85,21 @@ inline void add_request(Traffic& traffic, const WarpRequest& request) {
   traffic.bytes += distinct(starts) * request.bytes;
 }
 
-/// Puts the accesses of a warp's threads, which come one by one, together: the n-th of each thread at a
-/// place in the code is one request. Threads that pass a place unequally often are put together wrongly.
+/// Puts the accesses of a warp's threads, which come one by one, together: the n-th of each thread behind a
+/// barrier, at one place in the code, is one request. Threads that pass a place unequally often between two
+/// barriers are put together wrongly.
 class WarpRequests {
  public:
   enum class Kind { shared, read, write };
 
   explicit WarpRequests(int warps) : warps_(static_cast<std::size_t>(warps)) {}
 
-  /// `place` and `kind` name the instruction, `turn` how often this thread came by.
+  /// `place` and `kind` name the instruction, `turn` the barriers in front and how often this thread came by.
   void add(Counts& counts, int thread, std::uint64_t place, std::uint32_t turn, Kind kind,
            std::uint64_t address, std::uint32_t bytes) {
+    if (kind != Kind::shared)
+      for (std::uint64_t s = address / 32; s <= (address + bytes - 1) / 32; ++s)
+        (kind == Kind::read ? read_ : written_).insert(s);
     auto& open = warps_[static_cast<std::size_t>(thread / kvfolia::cuda::warp_size)];
     const std::uint64_t key = place << 32 | turn;
     Open& request = open[key];
@@ -113,6 +119,10 @@ class WarpRequests {
       for (const auto& [key, request] : open) count(counts, request);
       open.clear();
     }
+    counts.reads.distinct += read_.size();
+    counts.writes.distinct += written_.size();
+    read_.clear();
+    written_.clear();
   }
 
  private:
@@ -128,6 +138,7 @@ class WarpRequests {
     }
   }
   std::vector<std::unordered_map<std::uint64_t, Open>> warps_;
+  std::unordered_set<std::uint64_t> read_, written_;  ///< sectors
 };
 
 }  // namespace kvfolia_tests::simt

@@ -12,6 +12,7 @@
 
 #include "kvfolia/cuda/append.hpp"
 #include "simt/host_context.hpp"
+#include "support/arrays.hpp"
 #include "support/scenario.hpp"
 
 namespace kvfolia_tests::simt {
@@ -23,19 +24,37 @@ inline Counts operator+(Counts a, const Counts& b) {
   for (auto [to, from] : {std::pair{&a.reads, &b.reads}, std::pair{&a.writes, &b.writes}}) {
     to->requests += from->requests;
     to->sectors += from->sectors;
+    to->distinct += from->distinct;
     to->bytes += from->bytes;
   }
   return a;
 }
 
+/// Whether sectors hold no more than a tenth above what must be moved, and no bank was asked twice at once.
+inline void check_traffic(const Counts& counts, std::uint64_t read_sectors, double read, double written) {
+  CAPTURE(read_sectors, counts.writes.sectors, read, written);
+  CHECK(static_cast<double>(read_sectors) * 32 <= 1.1 * read);
+  CHECK(static_cast<double>(counts.writes.sectors) * 32 <= 1.1 * written);
+  CHECK(counts.bank_conflicts == 0);
+}
+
 /// The memory of all pages of a cache.
 template <class Cache>
-void add_pages(GlobalMemory& global, Cache& cache, bool writable = true) {
+Arrays page_arrays(Cache& cache, bool written = true) {
+  Arrays arrays;
   for (int f = 0; f < format_count<typename Cache::Quant>; ++f)
     if (cache.pool(f).pages() > 0)
-      global.add(cache.store().data(f, 0),
-                 static_cast<std::size_t>(cache.store().page_bytes(f) * cache.pool(f).pages()), "pages",
-                 writable);
+      arrays.push_back({cache.store().data(f, 0),
+                        static_cast<std::size_t>(cache.store().page_bytes(f) * cache.pool(f).pages()),
+                        "pages", written});
+  return arrays;
+}
+inline void add_arrays(GlobalMemory& global, const Arrays& arrays) {
+  for (const Array& array : arrays) global.add(array.data, array.bytes, array.name, array.written);
+}
+template <class Cache>
+void add_pages(GlobalMemory& global, Cache& cache) {
+  add_arrays(global, page_arrays(cache));
 }
 
 /// Rows of packed tensors, [tokens][heads][dims].

@@ -109,6 +109,8 @@ class HostContext {
   void sync(Site site = Site::here()) {
     ++state_->counts.warp_operations;
     state_->block.sync(thread_, site);
+    turns_.clear();
+    ++barriers_;
   }
   void sync_warp(Site site = Site::here()) {
     ++state_->counts.warp_operations;
@@ -288,7 +290,8 @@ class HostContext {
     const std::uint64_t place =
         state_->places.try_emplace({site.file, site.line}, state_->places.size()).first->second * 3 +
         static_cast<std::uint64_t>(kind);
-    state_->requests.add(state_->counts, thread_, place, turns_[place]++, kind, address,
+    const std::uint32_t turn = (barriers_ << 16) + turns_[place]++;
+    state_->requests.add(state_->counts, thread_, place, turn, kind, address,
                          static_cast<std::uint32_t>(bytes));
   }
 
@@ -391,7 +394,8 @@ class HostContext {
   int thread_;
   std::vector<Copy> open_;
   std::deque<std::vector<Copy>> groups_;
-  std::unordered_map<std::uint64_t, std::uint32_t> turns_;  ///< how often it came to a place
+  std::unordered_map<std::uint64_t, std::uint32_t> turns_;  ///< how often it came to a place since a barrier
+  std::uint32_t barriers_ = 0;
 };
 static_assert(kvfolia::cuda::KernelContext<HostContext>);
 

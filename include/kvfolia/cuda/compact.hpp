@@ -101,12 +101,16 @@ inline constexpr std::uint32_t compact_shared_bytes = 2 * compact_rows * 8;
 /// Rows of one plane, from their old slots to their new ones: all are read before one is written.
 template <class Unit, class Ctx>
 KVF_INLINE KVF_HD void move_rows(Ctx& ctx, const PlaneView& plane, int bytes, int head) {
-  // Long rows in parts, so that registers hold them.
+  // Long rows in parts, so that registers hold them; short ones side by side in a warp.
   constexpr int part = 32, turns = compact_rows * part / write_threads;
   const int units = bytes / static_cast<int>(sizeof(Unit));
-  const auto at = [&](int place, int unit) -> Unit* {
-    const auto to = ctx.template load_shared<Place>(static_cast<std::uint32_t>(place) * 8);
-    if (to.entry < 0 || unit >= units) return nullptr;
+  int shift = 0;
+  while (1 << shift < units && 1 << shift < part) ++shift;
+  const auto at = [&](int places, int i, int first) -> Unit* {
+    const int row = i >> shift, unit = first + (i & ((1 << shift) - 1));
+    if (row >= compact_rows || unit >= units) return nullptr;
+    const auto to = ctx.template load_shared<Place>(static_cast<std::uint32_t>(places + row) * 8);
+    if (to.entry < 0) return nullptr;
     return reinterpret_cast<Unit*>(plane.tile(TableEntry{to.entry}.page(), head) +
                                    to.slot * plane.slot_stride) +
            unit;
@@ -115,13 +119,11 @@ KVF_INLINE KVF_HD void move_rows(Ctx& ctx, const PlaneView& plane, int bytes, in
   for (int first = 0; first < units; first += part) {
     Unit moved[turns];
     KVF_UNROLLED (turn, turns) {
-      const int i = turn * write_threads + ctx.thread();
-      if (const Unit* from = at(i / part, first + i % part)) moved[turn] = ctx.load(from);
+      if (const Unit* from = at(0, turn * write_threads + ctx.thread(), first)) moved[turn] = ctx.load(from);
     }
     ctx.sync();
     KVF_UNROLLED (turn, turns) {
-      const int i = turn * write_threads + ctx.thread();
-      if (Unit* to = at(compact_rows + i / part, first + i % part)) ctx.store(to, moved[turn]);
+      if (Unit* to = at(compact_rows, turn * write_threads + ctx.thread(), first)) ctx.store(to, moved[turn]);
     }
   }
 }
@@ -163,6 +165,8 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
   const std::uint32_t* keep =
       all.args.keep + row * all.args.keep_row_stride + head * all.args.keep_head_stride;
   const bool is_first = batch.table.head_stride != 0 || head == 0;  // of those that share a table
+  const TableEntry format_of{table.length > 0 ? ctx.load(batch.table.entries + table.first_entry) : 0};
+  KVF_ASSERT(!format_of.absent());
   int base = 0;
   KVF_NO_UNROLL
   for (int first = 0; first < table.length; first += compact_rows) {
@@ -196,11 +200,9 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
     ctx.sync();
     if (moves && all.args.positions && is_first)
       ctx.store(all.args.positions + (table.first_entry + to / size) * size + to % size, position);
-    const TableEntry entry{ctx.load(batch.table.entries + table.first_entry)};
-    KVF_ASSERT(!entry.absent());
     KVF_NO_UNROLL
     for (int plane = 0; plane < 4; ++plane) {
-      const RowsOf rows = rows_of(view, entry, plane);
+      const RowsOf rows = rows_of(view, format_of, plane);
       if (rows.bytes % 4 == 0)
         move_rows<std::uint32_t>(ctx, *rows.plane, rows.bytes, head);
       else
