@@ -10,15 +10,10 @@ namespace kvfolia_tests::gpu {
 
 template <class Quant>
 Result<> append(PagedView<Layout, Quant> view, BatchView batch, AppendArgs args, std::int32_t tokens,
-                const std::vector<PageMemory>& pages) {
+                const Arrays& pages) {
   Copies copies;
-  for (const PageMemory& memory : pages) {
-    auto* there = static_cast<std::byte*>(copies.bring(memory.data, memory.bytes, true));
-    for (FormatView& format : view.formats)
-      for (PlaneView* plane : {&format.keys, &format.values, &format.key_params, &format.value_params})
-        if (memory.data <= plane->base && plane->base < memory.data + memory.bytes)
-          plane->base = there + (plane->base - memory.data);
-  }
+  copies.bring(pages);
+  copies.redirect(view);
   const auto bring = [&](auto*& array, std::size_t count) {
     using T = std::remove_const_t<std::remove_pointer_t<std::remove_reference_t<decltype(array)>>>;
     array = static_cast<const T*>(copies.bring(array, count * sizeof(T), false));
@@ -37,7 +32,7 @@ Result<> append(PagedView<Layout, Quant> view, BatchView batch, AppendArgs args,
 
 #define KVF_INSTANTIATE(...)                                                                                 \
   template Result<> append<__VA_ARGS__>(PagedView<Layout, __VA_ARGS__>, BatchView, AppendArgs, std::int32_t, \
-                                        const std::vector<PageMemory>&);
+                                        const Arrays&);
 KVF_GPU_QUANTIZERS(KVF_INSTANTIATE)
 
 }  // namespace kvfolia_tests::gpu

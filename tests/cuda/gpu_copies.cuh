@@ -11,6 +11,9 @@
 #include <vector>
 
 #include "kvfolia/core/error.hpp"
+#include "kvfolia/core/page_format.hpp"
+#include "kvfolia/core/paged_view.hpp"
+#include "support/arrays.hpp"
 
 namespace kvfolia_tests::gpu {
 
@@ -33,6 +36,26 @@ class Copies {
     if (written) written_.push_back({const_cast<void*>(from), memory, bytes});
     return memory;
   }
+  void bring(const Arrays& arrays) {
+    for (const Array& array : arrays)
+      moved_.push_back({static_cast<const std::byte*>(array.data), array.bytes,
+                        static_cast<std::byte*>(bring(array.data, array.bytes, array.written))});
+  }
+  /// Has a pointer into an array that was brought point to the device's copy; others stay.
+  template <class T>
+  void redirect(T*& pointer) const {
+    const auto* there = reinterpret_cast<const std::byte*>(pointer);
+    for (const Moved& m : moved_)
+      if (m.host <= there && there < m.host + m.bytes)
+        return static_cast<void>(pointer = reinterpret_cast<T*>(m.device + (there - m.host)));
+  }
+  /// The same for all of a view's pages.
+  template <class Layout, class Quant>
+  void redirect(PagedView<Layout, Quant>& view) const {
+    for (FormatView& format : view.formats)
+      for (PlaneView* plane : {&format.keys, &format.values, &format.key_params, &format.value_params})
+        redirect(plane->base);
+  }
   void bring_back() {
     for (const Written& w : written_) note(cudaMemcpy(w.host, w.device, w.bytes, cudaMemcpyDeviceToHost));
   }
@@ -50,6 +73,12 @@ class Copies {
     void* device;
     std::size_t bytes;
   };
+  struct Moved {
+    const std::byte* host;
+    std::size_t bytes;
+    std::byte* device;
+  };
+  std::vector<Moved> moved_;
   std::vector<DeviceMemory> owned_;
   std::vector<Written> written_;
   cudaError_t error_ = cudaSuccess;

@@ -8,8 +8,9 @@
 #include <cstdio>
 
 #include "cuda/gpu_append.hpp"
-#include "simt/append_scenario.hpp"
+#include "cuda/gpu_pages.hpp"
 #include "simt/decode_check.hpp"
+#include "simt/page_scenario.hpp"
 
 using namespace kvfolia_tests;
 
@@ -45,14 +46,33 @@ void check_pages() {
 struct Writer {
   template <class Cache>
   static void append(Cache& cache, LayerId layer, const Batch& batch, const AppendArgs& args, std::uint64_t) {
-    std::vector<gpu::PageMemory> pages;
-    for (int f = 0; f < format_count<typename Cache::Quant>; ++f)
-      if (cache.pool(f).pages() > 0)
-        pages.push_back({cache.store().data(f, 0),
-                         static_cast<std::size_t>(cache.store().page_bytes(f) * cache.pool(f).pages())});
-    const auto ok = gpu::append<typename Cache::Quant>(cache.view(layer), batch, args, batch.tokens(), pages);
+    const auto ok = gpu::append<typename Cache::Quant>(cache.view(layer), batch, args, batch.tokens(),
+                                                       simt::page_arrays(cache));
     INFO((ok ? "" : ok.error().subject));
     REQUIRE(ok);
+  }
+};
+
+/// Runs operations on pages.
+struct Runner {
+  static constexpr bool counts = false;
+
+  template <cuda::PageMove Move>
+  static simt::Counts move(const cuda::detail::MoveArgs& args, const Arrays& arrays) {
+    REQUIRE(gpu::move(Move, args, arrays));
+    return {};
+  }
+  template <class Layout, class Quant>
+  static simt::Counts compact(const PagedView<Layout, Quant>& view, const BatchView& batch,
+                              const cuda::CompactArgs& args, const Arrays& arrays) {
+    REQUIRE(gpu::compact(view, batch, args, arrays));
+    return {};
+  }
+  template <class Layout, class Quant>
+  static simt::Counts key_stats(const PagedView<Layout, Quant>& view, const cuda::KeyStatsArgs& args,
+                                const Arrays& arrays) {
+    REQUIRE(gpu::key_stats(view, args, arrays));
+    return {};
   }
 };
 
@@ -82,6 +102,23 @@ struct Ragged : simt::TwoRows<gpu::Layout> {
   }
 using namespace kvfolia_tests::gpu;
 KVF_GPU_QUANTIZERS(KVF_GPU_TEST)
+
+TEST_CASE("a GPU copies, gathers and scatters pages") {
+  simt::check_copies<Runner>();
+  simt::check_buffers<Runner>();
+}
+
+#define KVF_COMPACT_TEST(...)                                                        \
+  TEST_CASE("a GPU moves tokens that a mask keeps: " #__VA_ARGS__) {                 \
+    simt::check_compact<kvfolia_tests::gpu::Layout, __VA_ARGS__, Runner>(16, false); \
+    simt::check_compact<kvfolia_tests::gpu::Layout, __VA_ARGS__, Runner>(3, true);   \
+  }
+#define KVF_STATS_TEST(...)                                                        \
+  TEST_CASE("a GPU finds pages' smallest, largest and mean keys: " #__VA_ARGS__) { \
+    simt::check_stats<__VA_ARGS__, Runner>();                                      \
+  }
+KVF_GPU_COMPACTS(KVF_COMPACT_TEST)
+KVF_GPU_STATS(KVF_STATS_TEST)
 
 TEST_CASE_METHOD(Ragged, "a GPU agrees with ref on every feature") {
   check();
