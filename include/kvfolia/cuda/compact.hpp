@@ -165,8 +165,8 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
   const std::uint32_t* keep =
       all.args.keep + row * all.args.keep_row_stride + head * all.args.keep_head_stride;
   const bool is_first = batch.table.head_stride != 0 || head == 0;  // of those that share a table
-  const TableEntry format_of{table.length > 0 ? ctx.load(batch.table.entries + table.first_entry) : 0};
-  KVF_ASSERT(!format_of.absent());
+  const TableEntry first_page{table.length > 0 ? ctx.load(batch.table.entries + table.first_entry) : 0};
+  KVF_ASSERT(!first_page.absent());
   int base = 0;
   KVF_NO_UNROLL
   for (int first = 0; first < table.length; first += compact_rows) {
@@ -202,7 +202,7 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
       ctx.store(all.args.positions + (table.first_entry + to / size) * size + to % size, position);
     KVF_NO_UNROLL
     for (int plane = 0; plane < 4; ++plane) {
-      const RowsOf rows = rows_of(view, format_of, plane);
+      const RowsOf rows = rows_of(view, first_page, plane);
       if (rows.bytes % 4 == 0)
         move_rows<std::uint32_t>(ctx, *rows.plane, rows.bytes, head);
       else
