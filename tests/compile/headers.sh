@@ -6,18 +6,19 @@
 set -u
 include=$1
 compiler=$2
-also='*.hpp'
 case $(basename "$compiler") in
-  nvcc) also='*.cuh'
-    # What the device's compiler says: other compilers read what is the host's.
+  nvcc) # What the device's compiler says: only of what it is given, for these have the others with them.
+    headers=$(cd "$include" && find kvfolia -path '*cuda/*.hpp' -o -name '*.cuh')
     flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -ptx -o /dev/null" ;;
-  *) flags="-x c++ -std=c++20 -fsyntax-only -fno-exceptions -Wall -Wextra -Wconversion -Wshadow -Werror" ;;
+  *)
+    headers=$(cd "$include" && find kvfolia -name '*.hpp')
+    flags="-x c++ -std=c++20 -fsyntax-only -fno-exceptions -Wall -Wextra -Wconversion -Wshadow -Werror" ;;
 esac
 source=$(mktemp)
 trap 'rm -f "$source"' EXIT
 count=0
 failed=0
-for header in $(cd "$include" && find kvfolia -name '*.hpp' -o -name "$also" | sort); do
+for header in $headers; do
   # Twice: a guard must be there.
   printf '#include "%s"\n#include "%s"\n' "$header" "$header" >"$source"
   # shellcheck disable=SC2086

@@ -99,8 +99,9 @@ def check(case, architecture):
         begin = time.monotonic()
         virtual = architecture.replace("sm_", "compute_")
         run = subprocess.run([NVCC, "-std=c++20", "-O3", "-gencode", f"arch={virtual},code={architecture}",
-                              "-I", INCLUDE, "-Xptxas", "-v", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", "--keep", "--keep-dir", folder,
-                              "-I", folder, "-c", "-o", target, SOURCE], capture_output=True, text=True, check=False)
+                              "-I", INCLUDE, "-I", folder, "-Xptxas", "-v", "-Werror", "all-warnings", "-Xcompiler",
+                              "-Wall,-Wextra", "--keep", "--keep-dir", folder, "-c", "-o", target, SOURCE],
+                             capture_output=True, text=True, check=False)
         seconds = time.monotonic() - begin
         if run.returncode != 0:
             print(f"{case.layout} {case.quant} {architecture}")

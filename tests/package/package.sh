@@ -73,8 +73,8 @@ if command -v nvcc >/dev/null 2>&1; then
   consume cuda -DCMAKE_PREFIX_PATH="$work/moved"
 fi
 
-# The examples are programs that a user would start from.
+# The examples are programs that a user would start from; without optimisation, for they are only to start.
 quiet "configure the examples alone" cmake -S "$source/examples" -B "$work/examples" -G Ninja \
-  -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_BUILD_TYPE=Release
+  -DCMAKE_PREFIX_PATH="$work/moved" -DCMAKE_BUILD_TYPE=Debug
 quiet "build the examples alone" cmake --build "$work/examples"
 quiet "run an example" "$work/examples/generate" --help
