@@ -108,9 +108,9 @@ KVF_INLINE KVF_HD void move_rows(Ctx& ctx, const PlaneView& plane, int bytes, in
   while (1 << shift < units && 1 << shift < part) ++shift;
   const auto at = [&](int places, int i, int first) -> Unit* {
     const int row = i >> shift, unit = first + (i & ((1 << shift) - 1));
-    if (row >= compact_rows || unit >= units) return nullptr;
+    if (row >= compact_rows) return nullptr;
     const auto to = ctx.template load_shared<Place>(static_cast<std::uint32_t>(places + row) * 8);
-    if (to.entry < 0) return nullptr;
+    if (to.entry < 0 || unit >= units) return nullptr;
     return reinterpret_cast<Unit*>(plane.tile(TableEntry{to.entry}.page(), head) +
                                    to.slot * plane.slot_stride) +
            unit;
@@ -203,7 +203,7 @@ KVF_HD void compact(Ctx& ctx, const detail::CompactionArgs<Layout, Quant>& all) 
     KVF_NO_UNROLL
     for (int plane = 0; plane < 4; ++plane) {
       const RowsOf rows = rows_of(view, first_page, plane);
-      if (rows.bytes % 4 == 0)
+      if (move_unit(rows.bytes) == 4)
         move_rows<std::uint32_t>(ctx, *rows.plane, rows.bytes, head);
       else
         move_rows<std::uint8_t>(ctx, *rows.plane, rows.bytes, head);
