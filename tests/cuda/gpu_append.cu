@@ -23,11 +23,7 @@ Result<> append(PagedView<Layout, Quant> view, BatchView batch, AppendArgs args,
   for (ConstTensor* rows : {&args.keys, &args.values})
     rows->data = copies.bring(rows->data,
                               static_cast<std::size_t>(tokens * rows->token_stride) * sizeof(float), false);
-  if (auto ok = copies.result(); !ok) return ok;
-  if (auto ok = cuda::append(view, batch, args, {.tokens = tokens}, nullptr); !ok) return ok;
-  copies.note(cudaDeviceSynchronize());
-  copies.bring_back();
-  return copies.result();
+  return copies.run([&] { return cuda::append(view, batch, args, {.tokens = tokens}, nullptr); });
 }
 
 #define KVF_INSTANTIATE(...)                                                                                 \

@@ -56,6 +56,15 @@ class Copies {
       for (PlaneView* plane : {&format.keys, &format.values, &format.key_params, &format.value_params})
         redirect(plane->base);
   }
+  /// Runs what is launched on the null stream, between the ways there and back.
+  template <class Launch>
+  Result<> run(const Launch& launch) {
+    if (auto ok = result(); !ok) return ok;
+    if (auto ok = launch(); !ok) return ok;
+    note(cudaDeviceSynchronize());
+    bring_back();
+    return result();
+  }
   void bring_back() {
     for (const Written& w : written_) note(cudaMemcpy(w.host, w.device, w.bytes, cudaMemcpyDeviceToHost));
   }

@@ -8,20 +8,6 @@
 
 namespace kvfolia_tests::gpu {
 
-namespace {
-
-/// Runs what is launched on the null stream between the ways there and back.
-template <class Launch>
-Result<> run(Copies& copies, const Launch& launch) {
-  if (auto ok = copies.result(); !ok) return ok;
-  if (auto ok = launch(); !ok) return ok;
-  copies.note(cudaDeviceSynchronize());
-  copies.bring_back();
-  return copies.result();
-}
-
-}  // namespace
-
 Result<> move(cuda::PageMove move, cuda::detail::MoveArgs args, const Arrays& arrays) {
   Copies copies;
   copies.bring(arrays);
@@ -29,7 +15,7 @@ Result<> move(cuda::PageMove move, cuda::detail::MoveArgs args, const Arrays& ar
   copies.redirect(args.copies);
   copies.redirect(args.pages);
   copies.redirect(args.buffer);
-  return run(copies, [&]() -> Result<> {
+  return copies.run([&]() -> Result<> {
     switch (move) {
       case cuda::PageMove::copy: return cuda::copy_pages(args.store, args.copies, args.count, nullptr);
       case cuda::PageMove::gather:
@@ -51,7 +37,7 @@ Result<> compact(PagedView<Layout, Quant> view, BatchView batch, cuda::CompactAr
   copies.redirect(args.keep);
   copies.redirect(args.positions);
   copies.redirect(args.kept);
-  return run(copies, [&] { return cuda::compact(view, batch, args, nullptr); });
+  return copies.run([&] { return cuda::compact(view, batch, args, nullptr); });
 }
 
 template <class Quant>
@@ -64,7 +50,7 @@ Result<> key_stats(PagedView<StatsLayout, Quant> view, cuda::KeyStatsArgs args, 
   copies.redirect(args.min);
   copies.redirect(args.max);
   copies.redirect(args.mean);
-  return run(copies, [&] { return cuda::key_stats(view, args, nullptr); });
+  return copies.run([&] { return cuda::key_stats(view, args, nullptr); });
 }
 
 #define KVF_COMPACT(...)                                                                             \

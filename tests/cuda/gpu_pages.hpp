@@ -15,7 +15,7 @@ namespace kvfolia_tests::gpu {
 /// Quantizers whose tokens are moved in pages of `Layout`.
 #define KVF_GPU_COMPACTS(X) \
   X(Identity<fp16>)         \
-  X(Int8)
+  X(Int4<0>)
 /// Quantizers whose keys are looked at, in pages of `StatsLayout`.
 #define KVF_GPU_STATS(X) \
   X(Identity<fp16>)      \

@@ -16,15 +16,18 @@ using namespace kvfolia_tests;
 
 namespace {
 
+void require(const Result<>& ok) {
+  INFO((ok ? "" : ok.error().subject));
+  REQUIRE(ok);
+}
+
 /// Every launch must give the same bits; those of a captured graph, too.
 template <class Quant>
 void check_decode(const simt::DecodeSetup& setup) {
   simt::check_decode_by<gpu::Layout, Quant>(
       setup, [](const auto& view, const BatchView& batch, const AttendArgs& args,
                 const cuda::AttendPlan& plan, std::uint64_t seed) {
-        const auto ok = gpu::attend<Quant>({view, batch, args, plan.config.query_heads}, plan, seed % 2 == 1);
-        INFO((ok ? "" : ok.error().subject));
-        REQUIRE(ok);
+        require(gpu::attend<Quant>({view, batch, args, plan.config.query_heads}, plan, seed % 2 == 1));
       });
 }
 
@@ -46,10 +49,8 @@ void check_pages() {
 struct Writer {
   template <class Cache>
   static void append(Cache& cache, LayerId layer, const Batch& batch, const AppendArgs& args, std::uint64_t) {
-    const auto ok = gpu::append<typename Cache::Quant>(cache.view(layer), batch, args, batch.tokens(),
-                                                       simt::page_arrays(cache));
-    INFO((ok ? "" : ok.error().subject));
-    REQUIRE(ok);
+    require(gpu::append<typename Cache::Quant>(cache.view(layer), batch, args, batch.tokens(),
+                                               simt::page_arrays(cache)));
   }
 };
 
@@ -59,19 +60,19 @@ struct Runner {
 
   template <cuda::PageMove Move>
   static simt::Counts move(const cuda::detail::MoveArgs& args, const Arrays& arrays) {
-    REQUIRE(gpu::move(Move, args, arrays));
+    require(gpu::move(Move, args, arrays));
     return {};
   }
   template <class Layout, class Quant>
   static simt::Counts compact(const PagedView<Layout, Quant>& view, const BatchView& batch,
                               const cuda::CompactArgs& args, const Arrays& arrays) {
-    REQUIRE(gpu::compact(view, batch, args, arrays));
+    require(gpu::compact(view, batch, args, arrays));
     return {};
   }
   template <class Layout, class Quant>
   static simt::Counts key_stats(const PagedView<Layout, Quant>& view, const cuda::KeyStatsArgs& args,
                                 const Arrays& arrays) {
-    REQUIRE(gpu::key_stats(view, args, arrays));
+    require(gpu::key_stats(view, args, arrays));
     return {};
   }
 };
