@@ -65,6 +65,7 @@ class OnDevice {
       uploaded = uploads_.upload(std::move(of_step), 0);
     }
     REQUIRE(uploaded);
+    memory_.catch_up();
     const auto& batch = batches_.emplace_back(*std::move(uploaded));
     // As a graph that was captured for any batch would see it, and as it is.
     const bool padded = random_.between(0, 4) == 0;

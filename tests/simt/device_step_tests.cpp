@@ -66,6 +66,7 @@ class CapturedStep {
 
     // As captured: nothing here has been told what the batch holds.
     REQUIRE(cache_.store().copy(copies_, 0));
+    memory_.catch_up();
     simt::GlobalMemory global;
     simt::add_pages(global, cache_);
     AppendArgs args;

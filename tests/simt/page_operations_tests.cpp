@@ -68,6 +68,7 @@ TEST_CASE("moves say what they cannot be given") {
 
 TEST_CASE("tokens that a mask keeps move to the front of their tables") {
   check_compact<Gqa<128, dynamic>, Int8>(16, false);
+  check_compact<Gqa<128, dynamic>, Int4<0>>(16, true);
   check_compact<Gqa<64, dynamic>, Int8>(3, true);
   check_compact<Gqa<128, dynamic>, Identity<fp16>>(32, true);
   check_compact<Gqa<96, dynamic>, KeyValue<Int8, Int4<32>>>(8, false);
