@@ -7,8 +7,8 @@ set -u
 include=$1
 compiler=$2
 case $(basename "$compiler") in
-  nvcc) # What the device's compiler says: only of what it is given, for these have the others with them.
-    headers=$(cd "$include" && find kvfolia -path '*cuda/*.hpp' -o -name '*.cuh')
+  nvcc) # What the device's compiler says of kernels, and of what they are made with.
+    headers=$(cd "$include" && find kvfolia/cuda* kvfolia/layout kvfolia/quant -name '*.hpp' -o -name '*.cuh')
     flags="-x cu -std=c++20 -Werror all-warnings -arch=sm_80 -ptx -o /dev/null" ;;
   *)
     headers=$(cd "$include" && find kvfolia -name '*.hpp')
