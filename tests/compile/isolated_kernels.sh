@@ -12,7 +12,7 @@ here=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 target='::cpu::[a-z0-9_]*_N_[A-Z0-9_]*::'
-for level in -O1 -O2 -O3; do
+for level in -O1 -O3; do
   "$compiler" -std=c++20 $level -march=native -I "$include" -c "$here/isolated_kernels.cpp" -o "$work/unit.o"
   nm -C --defined-only "$work/unit.o" >"$work/symbols"
   grep -q " W .*kvfolia::.*$target" "$work/symbols" || { echo "no kernel was compiled"; exit 1; }
